@@ -686,12 +686,18 @@ class PoolOrder(_message.Message):
     ORDER_FIELD_NUMBER: _builtins.int
     QUANTA_S_FIELD_NUMBER: _builtins.int
     STARVED_AT_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
+    SHORT_TOKENS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     """TENANT/POOL"""
     order: _builtins.str
     """such as "plas"; "" in a request: control's own order"""
     starved_at: _builtins.float
     """a program that has waited this many times its service goes first; 0: never"""
+    placement: _builtins.str
+    """of contexts on the pool's engines, such as "locality"; "": control's own"""
+    short_tokens: _builtins.int
+    """placement autellix: calls of at most so many tokens go anywhere; 0: control's own"""
     @_builtins.property
     def quanta_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """rising bounds of the queues, in device time; none: control's own"""
@@ -703,10 +709,12 @@ class PoolOrder(_message.Message):
         order: _builtins.str = ...,
         quanta_s: _abc.Iterable[_builtins.float] | None = ...,
         starved_at: _builtins.float = ...,
+        placement: _builtins.str = ...,
+        short_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "pool", b"pool", "quanta_s", b"quanta_s", "starved_at", b"starved_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "placement", b"placement", "pool", b"pool", "quanta_s", b"quanta_s", "short_tokens", b"short_tokens", "starved_at", b"starved_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -125,6 +125,10 @@ class ResourceClaim(ApiModel):
     )
 
 
+SHORT_TOKENS: Final = 2048
+"""Autellix's bound between short and long calls (Algorithm 2)."""
+
+
 class Scheduling(ApiModel):
     """Which programs go first when the batch of an engine is full (docs/scheduling.md)."""
 
@@ -149,6 +153,19 @@ class Scheduling(ApiModel):
         ge=0,
         le=1_000_000,
         description="A program that has waited this many times its service goes first for one quantum; 0: never.",
+    )
+    placement: Literal["least-used", "round-robin", "autellix", "locality"] | None = Field(
+        default=None,
+        description="Which engine a context is placed on; unset: as control's settings say. `least-used`: the one with "
+        "the fewest calls. `round-robin`: in turn. `autellix`: short calls where the fewest are, long ones where their "
+        "program is. `locality`: where the context is computed first, with what is there already. If pools that serve "
+        "one model differ, the first of them by name decides.",
+    )
+    short_tokens: int = Field(
+        default=SHORT_TOKENS,
+        ge=1,
+        le=10_000_000,
+        description="For `autellix`: a call of at most so many tokens is short.",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tartlet_operator.api.engine_pool import Scheduling
+from tartlet_operator.api.engine_pool import SHORT_TOKENS, Scheduling
 from tartlet_protos import control_pb2
 
 
@@ -15,6 +15,8 @@ def order_of(pool: str, scheduling: Scheduling) -> control_pb2.PoolOrder:
         order=scheduling.order,
         quanta_s=[ms / 1000 for ms in scheduling.quanta_milliseconds],
         starved_at=scheduling.starved_at,
+        placement=scheduling.placement or "",
+        short_tokens=scheduling.short_tokens if scheduling.placement else 0,
     )
 
 
@@ -22,4 +24,5 @@ def scheduling_of(order: control_pb2.PoolOrder) -> Scheduling:
     """Return what control says of a pool in the form of a spec. A bound below a millisecond counts as one."""
     quanta = [max(1, round(s * 1000)) for s in order.quanta_s]
     told: dict[str, Any] = {"order": order.order, "quanta_milliseconds": quanta, "starved_at": round(order.starved_at)}
+    told |= {"placement": order.placement or None, "short_tokens": order.short_tokens or SHORT_TOKENS}
     return Scheduling.model_construct(**told)

@@ -16,6 +16,7 @@ from tartlet_operator.api.conditions import find, holds
 from tartlet_operator.api.engine_pool import EnginePool, EnginePoolSpec, EnginePoolStatus, Scheduling
 from tartlet_operator.api.meta import DRAIN_FINALIZER, MANAGER, POOL_LABEL, Key, Meta, pool_selector
 from tartlet_operator.cluster.kube import ApiError
+from tartlet_operator.control.orders import order_of, scheduling_of
 from tartlet_operator.machinery.context import Context
 from tartlet_operator.machinery.store import PoolSeen
 from tartlet_operator.pools.manifests import deployment, disruption_budget
@@ -87,7 +88,7 @@ async def _ordered(ctx: Context, key: Key, wanted: Scheduling | None) -> None:
     What control doesn't take is tried again with the next word from control.
     """
     path = f"{key.namespace}/{key.name}"
-    if ctx.view.engines is None or ctx.view.orders.get(path) == wanted:
+    if ctx.view.engines is None or ctx.view.orders.get(path) == (wanted and scheduling_of(order_of(path, wanted))):
         return
     try:
         await ctx.control.set_order(path, wanted)

@@ -60,6 +60,12 @@ class ControlSettings(_Settings):
         ge=0,
         description="a program that has waited this many times its service goes first for one quantum; 0: never",
     )
+    placement: Literal["least-used", "round-robin", "autellix", "locality"] = Field(
+        "least-used", description="which engine a program or context is placed on (Autellix 4.3)"
+    )
+    placement_short_tokens: int = Field(
+        2048, ge=0, description="autellix: a call of at most this many tokens goes where the fewest calls are"
+    )
     tenant_shares: str = Field(
         "",
         description="weights of tenants' shares of each engine's device time, as TENANT=WEIGHT,...; others have 1",

@@ -68,7 +68,8 @@ def settled(
     if total:
         token_s = device_s / total
         for queue, of_queue in tokens.items():
-            book.serve(queue.thread, token_s * of_queue)
+            if queue.id >= 0:  # else control makes lost state again
+                book.serve(queue.thread, token_s * of_queue)
     elif queues:
         share_s = device_s / len(queues)
         for queue in queues:

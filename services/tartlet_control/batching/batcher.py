@@ -81,6 +81,11 @@ class Batcher:
         """Whether a step should be formed of a part of a runtime's frame, though the rest follows at once."""
         return self.return_times.split and bool(self.waiting) and not self.in_flight
 
+    def waiting_s(self) -> float:
+        """Predict the device time of all that waits, in seconds."""
+        layers = [c.tokens for queue in self.waiting for c in queue.pending if c.kind in RUNS_LAYERS]
+        return self.times.predict(sum(layers)) if layers else 0.0
+
     # ---- queues -------------------------------------------------------------------------------------------------
 
     def ready(self, queue: CommandQueue, arrived: float) -> None:

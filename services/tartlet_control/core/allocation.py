@@ -11,6 +11,7 @@ from tartlet_common.errors.registry import (
 )
 from tartlet_control.calls.kv import Alloc
 from tartlet_control.core.lifecycle import Lifecycle
+from tartlet_control.core.places.placing import Placing
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import EMBEDS, PAGES, POOL_NAMES, RESOURCE_NAMES
 from tartlet_control.tables.programs import CommandQueue, Place, ProgramState
@@ -19,8 +20,9 @@ from tartlet_control.tables.programs import CommandQueue, Place, ProgramState
 class Allocator:
     """Moves ids between engines' pools and what programs hold."""
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
+    def __init__(self, lifecycle: Lifecycle, placing: Placing) -> None:
         self._lifecycle = lifecycle
+        self._placing = placing
 
     def engine_of(self, place: Place) -> EngineState:
         """Return the engine of a place; at first use, choose one.
@@ -31,7 +33,7 @@ class Allocator:
         engine = place.engine
         if engine is None:
             program = place.program
-            engine = place.engine = place.model.choose(program.reach)
+            engine = place.engine = self._placing.choose(place)
             engine.program_ids[program.id] = None
             for queue in program.queues.values():
                 if queue.place is place:

@@ -33,6 +33,7 @@ from tartlet_control.core.dispatcher import Dispatcher
 from tartlet_control.core.intake import CommandIntake
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.moves import Moves
+from tartlet_control.core.places.placing import Placing
 from tartlet_control.core.pool_orders import PoolOrders
 from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.core.rebuilder import Rebuilder
@@ -82,12 +83,13 @@ class Core:
         self._policy = policy_of(settings)
         self.orders = PoolOrders(settings, self.lifecycle.history)
         self._weights = weights_of(settings.tenant_shares)
-        self.runner = QueueRunner(self.lifecycle)
+        self.placing = Placing(self.lifecycle, self.orders)
+        self.runner = QueueRunner(self.lifecycle, self.placing)
         self.intake = CommandIntake(self.models, self.lifecycle, self.runner)
         self.dispatcher = Dispatcher(self.runner)
         self.settler = Settler(self.runner, self.lifecycle)
         self.rebuilder = Rebuilder(self.lifecycle, self.runner, settings)
-        self.moves = Moves(self.lifecycle, self.rebuilder)
+        self.moves = Moves(self.lifecycle, self.rebuilder, self.placing)
         self.settler.settled_on = self.rebuilder.trials.settled
         self.leaks = 0
         self.on_leak: Callable[[EngineState, LedgerFault], None] | None = None
@@ -165,7 +167,7 @@ class Core:
         self.batchers[engine] = Batcher(
             self._policy, self.settings.steps_in_flight, limits, self.orders.of(home), Shares(self._weights)
         )
-        engine.window_s = self.clock.now()
+        engine.window_s = engine.joined_s = self.clock.now()
         model.engines.append(engine)
         self.engines[engine_id] = engine
         self._refresh_unplaced()
@@ -213,13 +215,21 @@ class Core:
         """Take an engine's word that a grammar is compiled, or why it can't be."""
         self.runner.grammars.report(self.lifecycle.programs, engine, number, error)
 
-    def set_order(self, pool: str, name: str, quanta_s: Sequence[float], starved_at: float) -> None:
-        """Let a pool's engines follow another order of programs; "": control's own.
+    def set_order(
+        self,
+        pool: str,
+        name: str,
+        quanta_s: Sequence[float],
+        starved_at: float,
+        placement: str = "",
+        short_tokens: int = 0,
+    ) -> None:
+        """Let a pool's engines follow another order of programs and another placement; "": control's own.
 
         Raises:
             InvalidArgument, Overloaded: as `PoolOrders.change`.
         """
-        self.orders.change(pool, name, quanta_s, starved_at, self.batchers)
+        self.orders.change(pool, name, quanta_s, starved_at, self.batchers, placement, short_tokens)
         self.engines_version += 1
 
     def cordon(self, engine_id: str, *, drain: bool = False) -> EngineState:
@@ -282,6 +292,7 @@ class Core:
         """Send every engine what its batcher wants. Returns when to pump again if nothing happens before."""
         now = self.clock.now()
         look_at: float | None = None
+        self.runner.place_waiting()
         self.moves.pump(now)
         if self.rebuilder.busy:
             self.rebuilder.pump(now)

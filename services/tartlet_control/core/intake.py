@@ -165,6 +165,7 @@ class CommandIntake:
             self._answer(program, record, first)
 
     def _usage(self, program: ProgramState, _: CommandQueue | None, record: Record, _payload: memoryview) -> None:
+        self._runner.place_waiting()  # what it asked for before counts
         pages = embeds = slots = free = total = 0
         engines = []
         for place in program.places.values():

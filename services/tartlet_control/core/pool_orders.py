@@ -1,8 +1,8 @@
-"""Which order of programs each engine follows: that of its pool, or control's own."""
+"""Which order of programs each engine follows, and how contexts find engines: as the pool says, or control itself."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from tartlet_common.config.settings import ControlSettings
@@ -12,6 +12,7 @@ from tartlet_control.batching.batcher import Batcher
 from tartlet_control.order.orders import Order
 from tartlet_control.order.settings import order_of, quanta_of
 from tartlet_control.order.sizes import History
+from tartlet_control.placement.policies import Placement, placement_of
 from tartlet_control.tables.engines import EngineState
 
 MOST_POOLS: Final = 4096
@@ -31,6 +32,13 @@ class PoolOrders:
         self.default = order_of(settings.order, quanta_of(settings.order_quanta_s), settings.order_starved_at, history)
         self.of_pool: dict[str, Order] = {}
         """By the paths of pools, TENANT/POOL."""
+        self.placement = placement_of(settings.placement, settings.placement_short_tokens)
+        self.placements: dict[str, Placement] = {}
+        """By the paths of pools that have a placement of their own."""
+
+    def placement_of(self, pools: Iterable[str]) -> Placement:
+        """Return the placement of a model that these pools serve: the first pool's that has one, or control's own."""
+        return next((self.placements[pool] for pool in pools if pool in self.placements), self.placement)
 
     def of(self, home: Home) -> Order:
         """Return the order that an engine of this home follows."""
@@ -43,6 +51,8 @@ class PoolOrders:
         quanta_s: Sequence[float],
         starved_at: float,
         batchers: Mapping[EngineState, Batcher],
+        placement: str = "",
+        short_tokens: int = 0,
     ) -> None:
         """Give a pool an order, or control's own order again.
 
@@ -52,16 +62,23 @@ class PoolOrders:
             quanta_s: as `order_of` takes them; none for those of control.
             starved_at: as `order_of` takes it.
             batchers: of all engines; those of the pool follow the order from now on.
+            placement: of contexts on the pool's engines, as `placement_of` takes it; "" for that of control.
+            short_tokens: as `placement_of` takes them; 0 for those of control.
 
         Raises:
-            InvalidArgument: there is no such order, or its parameters are wrong.
+            InvalidArgument: there is no such order or placement, or its parameters are wrong.
             Overloaded: too many pools have orders.
         """
         if name:
             if pool not in self.of_pool and len(self.of_pool) >= MOST_POOLS:
                 raise Overloaded(what="control's orders of pools", limit=MOST_POOLS)
+            placed = placement_of(placement, short_tokens or self.placement.short_tokens) if placement else None
             self.of_pool[pool] = order_of(name, quanta_s or self.default.bounds_s, starved_at, self._history)
+            if placed is not None:
+                self.placements[pool] = placed
         else:
             self.of_pool.pop(pool, None)
+        if not name or not placement:
+            self.placements.pop(pool, None)
         for engine, batcher in batchers.items():
             batcher.order = self.of(engine.home)

@@ -15,6 +15,7 @@ from tartlet_control.calls.tables import Share, Table
 from tartlet_control.core.allocation import Allocator
 from tartlet_control.core.grammar_ops import GrammarOps
 from tartlet_control.core.lifecycle import Lifecycle
+from tartlet_control.core.places.placing import Placing
 from tartlet_control.core.table_ops import TableOps
 from tartlet_control.rebuild.logs import note
 from tartlet_control.rebuild.remaking import Remade, Remake, remake
@@ -25,10 +26,13 @@ from tartlet_control.tables.programs import Command, CommandQueue, Place, Poison
 class QueueRunner:
     """Executes control's own commands, and leaves engine commands at the heads of queues."""
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
+    def __init__(self, lifecycle: Lifecycle, placing: Placing) -> None:
         self._lifecycle = lifecycle
         self._batchers = lifecycle.batchers
-        self._allocator = Allocator(lifecycle)
+        self._placing = placing
+        self._allocator = Allocator(lifecycle, placing)
+        self._unplaced: dict[CommandQueue, None] = {}  # queues whose head needs an engine, in order of arrival
+        self._places = False  # whether such queues get one now
         self.grammars = GrammarOps(self._allocator)
         self._tables = TableOps(self._allocator, self.advance)
         self._woken: deque[CommandQueue] = deque()  # queues to advance, by the call of `advance` that runs
@@ -89,14 +93,14 @@ class QueueRunner:
             head = pending[0]
             if type(head) is Table and head.share is not None and not head.share.done:
                 break
-            if head.kind:
-                if queue.lane < 0 and not self._place(queue):
+            if place.engine is None and _uses_an_engine(head):
+                if not self._places:
+                    self._unplaced[queue] = None  # until `place_waiting`
+                    return
+                if not self._place(queue):
                     continue
-                if queue.program.session.held:
-                    return  # `hold` looks at the queue again
-                engine = queue.place.engine
-                assert engine is not None
-                self._batchers[engine].ready(queue, head.arrived)
+            if head.kind:
+                self._ready(queue, head)
                 return
             if place.replay is not None and not self._has_turn(place.replay, head):
                 break
@@ -109,6 +113,24 @@ class QueueRunner:
         engine = queue.place.engine
         if engine is not None and engine in self._batchers:
             self._batchers[engine].unready(queue)
+
+    def place_waiting(self) -> None:
+        """Place programs that need an engine, once all that they have sent so far is known to their placement."""
+        if not self._unplaced:
+            return
+        queues, self._unplaced, self._places = self._unplaced, {}, True
+        self._placing.begin(max((q.pending[0].arrived for q in queues if q.pending), default=0.0))
+        for queue in queues:
+            if queue.program.live:
+                self.advance(queue)
+        self._places = False
+
+    def _ready(self, queue: CommandQueue, head: Command) -> None:
+        if queue.program.session.held:
+            return  # `hold` looks at the queue again
+        engine = queue.place.engine
+        assert engine is not None
+        self._batchers[engine].ready(queue, head.arrived)
 
     @staticmethod
     def _has_turn(replay: Replay, head: Command) -> bool:
@@ -276,6 +298,10 @@ class QueueRunner:
             elif type(command) is not Barrier:
                 self.refuse(command)
             self.gone(queue.place, command)
+
+
+def _uses_an_engine(command: Command) -> bool:
+    return bool(command.kind) or type(command) is Alloc or (type(command) is Table and bool(command.new_rows))
 
 
 def was_told(command: Command) -> bool:

@@ -147,8 +147,10 @@ class Rebuilder:
 
     # ---- moves ------------------------------------------------------------------------------------------------------
 
-    def suspend(self, place: Place, cause: TartletError, now: float) -> bool:
+    def suspend(self, place: Place, cause: TartletError, now: float, *, to: EngineState | None = None) -> bool:
         """Begin to take a program off its engine, which is alive. Its last answers come first.
+
+        `to`: the engine that it shall move to, as long as that takes programs.
 
         Returns False if the program's state couldn't be made again elsewhere, as far as is known.
         """
@@ -156,6 +158,7 @@ class Rebuilder:
         if engine is None or not self.may_leave(place):
             return False
         recovery = place.recovery = Recovery(engine.spec, cause, now)
+        recovery.to = to
         recovery.suspect = bool(place.program.deaths)
         batcher = self._lifecycle.batchers[engine]
         for queue in _queues(place):
@@ -217,7 +220,9 @@ class Rebuilder:
         """End programs that have waited for an engine for too long."""
         for place in list(self.waiting):
             recovery = place.recovery
-            assert recovery is not None
+            if recovery is None:  # the program has ended since the last pump
+                self._forget(place)
+                continue
             late = now - recovery.since_s >= self._settings.rebuild_grace_s
             if late and not self._candidates(place):
                 self._end(place, recovery.cause)
@@ -231,6 +236,8 @@ class Rebuilder:
         recovery = place.recovery
         assert recovery is not None
         takers = room.takers(place, recovery.spec)
+        if recovery.to is not None and recovery.to in takers and recovery.to.status == "ready":
+            return [recovery.to]
         return [e for e in takers if e.status == "ready"] or [e for e in takers if not e.let_go]
 
     def _engine_for(self, place: Place) -> EngineState | None:
@@ -273,6 +280,8 @@ class Rebuilder:
         program.num_pages += place.num_held(PAGES)
         program.peak_pages = max(program.peak_pages, program.num_pages)
         self.counters.tokens += made.num_tokens
+        took_s = self._lifecycle.batchers[engine].times.predict(made.num_tokens)
+        place.made_at_s = program.account.service_s + took_s
         if recovery.suspect:
             self.trials.begin(engine, place)
         commands = remaking.commands(own, made, tables, book.slots, self._now)

@@ -314,7 +314,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
         asked = request.order
         try:
             greeting.check_id("pool", asked.pool)
-            self._core.set_order(asked.pool, asked.order, asked.quanta_s, asked.starved_at)
+            self._core.set_order(
+                asked.pool, asked.order, asked.quanta_s, asked.starved_at, asked.placement, asked.short_tokens
+            )
         except TartletError as e:
             return control_pb2.SetOrderReply(error=error_to_proto(e))
         self._loop.changed()

@@ -30,6 +30,7 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
         "incarnation": core.incarnation,
         "batching": core.settings.batching,
         "order": core.orders.default.name,
+        "placement": core.orders.placement.name,
         "steps_in_flight": core.settings.steps_in_flight,
         "models": [_model(m, core, reach) for m in models if m.engines or not core.models.stands_by(m)],
         "engines": [_engine(e, core) for e in core.engines.values() if reach is None or reach.rank(e.home) is not None],
@@ -60,6 +61,7 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
 def _model(m: ServedModel, core: Core, reach: Reach | None) -> dict[str, Any]:
     told = {k: v for k, v in m.info().items() if k not in ("spec_json", "pools", "owned")}
     engines = m.engines if reach is None else m.usable(reach)
+    told["placement"] = core.placing.policy(m).name
     told |= {"engines": len(engines), "ready": any(e.status == "ready" for e in engines)}
     return told | {"max_position": m.spec.max_position, "standby": core.models.stands_by(m)}
 
@@ -79,7 +81,14 @@ def engines_of(core: Core) -> control_pb2.EnginesReply:
             for e in core.engines.values()
         ],
         orders=[
-            control_pb2.PoolOrder(pool=pool, order=order.name, quanta_s=order.bounds_s, starved_at=order.starved_at)
+            control_pb2.PoolOrder(
+                pool=pool,
+                order=order.name,
+                quanta_s=order.bounds_s,
+                starved_at=order.starved_at,
+                placement=own.name if (own := core.orders.placements.get(pool)) else "",
+                short_tokens=own.short_tokens if own else 0,
+            )
             for pool, order in core.orders.of_pool.items()
         ],
     )

@@ -27,9 +27,10 @@ class EngineState:
     """One engine: its pools, the programs placed on it, what its next step must clear, and its counters."""
 
     __slots__ = (
-        "clear", "computed_tokens", "device_s", "gone_since", "grammars", "home", "id", "incarnation", "let_go", "link",
-        "model_index", "next_lane", "outgoing", "pools", "program_ids", "protocol", "reset_lanes", "sampled_tokens",
-        "spec", "status", "step_number", "step_spans", "steps", "tables", "tokens_per_s", "window_s", "window_tokens",
+        "clear", "computed_tokens", "device_s", "gone_since", "grammars", "home", "id", "incarnation", "joined_s",
+        "let_go", "link", "model_index", "next_lane", "outgoing", "pools", "program_ids", "protocol", "reset_lanes",
+        "sampled_tokens", "spec", "status", "step_number", "step_spans", "steps", "tables", "tokens_per_s", "window_s",
+        "window_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +59,7 @@ class EngineState:
         """The numbered frames of both directions."""
         self.gone_since: float | None = None
         """When its connection broke; None while it is connected."""
+        self.joined_s = 0.0
         self.let_go = False
         """Whether the worker was told to go, because the engine is drained."""
         self.program_ids: dict[str, None] = {}  # programs placed here, in order of placement

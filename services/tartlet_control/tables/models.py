@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tartlet_common.engine.pools import ANYWHERE, EVERYONES_HOME, OWN, Home, Reach
 from tartlet_common.engine.spec import EngineSpec
-from tartlet_common.errors.registry import EngineMismatch, NoEngine, Overloaded, UnknownModel, UnknownPool
+from tartlet_common.errors.registry import EngineMismatch, Overloaded, UnknownModel, UnknownPool
 from tartlet_control.tables.engines import EngineState
 
 MODELS_BYTES: Final = 2 << 20
@@ -71,20 +71,15 @@ class ServedModel:
         """Return the first field in which `spec` isn't of this form; "" if it is."""
         return next((name for name in AGREE if getattr(self.spec, name) != getattr(spec, name)), "")
 
-    def choose(self, reach: Reach) -> EngineState:
-        """Return the ready engine with the fewest programs, of those that programs of this reach may use.
+    def candidates(self, reach: Reach) -> list[EngineState]:
+        """Return the engines that a program of this reach may be placed on: the ready ones.
 
-        If the form has been replaced since the program asked for it, an engine that others still use is chosen.
-
-        Raises:
-            NoEngine: none is ready.
+        If the form has been replaced since the program asked for it, these are the engines that others still use.
         """
-        chosen = [e for e in self.usable(reach) if e.status == "ready"]
-        if not chosen and any(form.ready_for(reach) for form in self.forms):
-            chosen = [e for e in self.usable(reach) if e.program_ids]
-        if not chosen:
-            raise NoEngine
-        return min(chosen, key=lambda e: len(e.program_ids))
+        ready = [e for e in self.usable(reach) if e.status == "ready"]
+        if not ready and any(form.ready_for(reach) for form in self.forms):
+            return [e for e in self.usable(reach) if e.program_ids]
+        return ready
 
     def info(self) -> dict[str, Any]:
         """Return what runtimes are told: the spec, with pools summed over the engines, and who may use the model."""

@@ -84,8 +84,8 @@ class Place:
     """
 
     __slots__ = (
-        "book", "engine", "grammars", "held", "log", "lost", "model", "num_rows", "program", "recovery", "replay",
-        "tables", "until",
+        "book", "engine", "grammars", "held", "log", "lost", "made_at_s", "model", "num_rows", "program", "recovery",
+        "replay", "tables", "until",
     )  # fmt: skip
 
     def __init__(self, program: ProgramState, model: ServedModel) -> None:
@@ -101,6 +101,8 @@ class Place:
         self.log: deque[Command] = deque()
         self.lost: dict[int, str] = {}
         """Embeds whose content went with an engine and can't be made again, with the call that made it."""
+        self.made_at_s = 0.0
+        """The program's service up to which its state isn't dropped again: it was made again not long ago."""
         self.recovery: Recovery | None = None
         """Set while the state is brought to another engine: no command of the program's own is sent or executed."""
         self.replay: Replay | None = None
@@ -122,13 +124,14 @@ class Place:
 class Recovery:
     """The way of a place's state to another engine."""
 
-    __slots__ = ("cause", "need", "since_s", "spec", "suspect", "until")
+    __slots__ = ("cause", "need", "since_s", "spec", "suspect", "to", "until")
 
     def __init__(self, spec: EngineSpec, cause: TartletError, since_s: float) -> None:
         self.spec = spec  # of the engine that held the state
         self.cause = cause  # how the program ends if no engine takes the state
         self.since_s = since_s
         self.suspect = False  # the engine died while it computed for the program
+        self.to: EngineState | None = None  # the engine that it moves to; None: any
         self.need = (0, 0, 0)  # what the state takes of each pool
         self.until: dict[CommandQueue, int] = {}
         """How many commands of each queue have settled once all that the dead engine had were executed again."""

@@ -1,0 +1,141 @@
+"""Places contexts on engines: gathers what the model's placement is told, and applies what it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from tartlet_common.errors.registry import NoEngine
+from tartlet_control.calls.embed import EmbedTxt
+from tartlet_control.calls.kv import Alloc
+from tartlet_control.calls.registry import RUNS_LAYERS
+from tartlet_control.calls.tables import Table
+from tartlet_control.core.lifecycle import Lifecycle
+from tartlet_control.core.pool_orders import PoolOrders
+from tartlet_control.order.book import Thread
+from tartlet_control.placement.policies import Placement
+from tartlet_control.placement.view import Beginning, EngineView, HeldTokens, Hints, View, nothing_held
+from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.ledger import PAGES
+from tartlet_control.tables.models import ServedModel
+from tartlet_control.tables.programs import Command, CommandQueue, Place
+
+ACTIVE_S: Final = 1.0
+"""A thread that was idle for longer doesn't count as a call."""
+_MOST_TOKENS: Final = 8192
+"""Tokens of a beginning that are looked at."""
+_MUCH: Final = 1024
+
+
+class Placing:
+    """Chooses the engine of each place that has none."""
+
+    def __init__(self, lifecycle: Lifecycle, orders: PoolOrders) -> None:
+        self._lifecycle = lifecycle
+        self._orders = orders
+        self._now = 0.0
+        self._calls: dict[EngineState, int] = {}
+        """Calls of each engine, counted once between two pumps."""
+        self._turns: dict[ServedModel, int] = {}
+        self.held: HeldTokens = nothing_held
+        """Says which engines have pages of a beginning: the directory's part."""
+
+    def begin(self, now: float) -> None:
+        """Forget the counts of the last time."""
+        self._now = now
+        self._calls.clear()
+
+    def choose(self, place: Place) -> EngineState:
+        """Return the engine that a place takes.
+
+        Raises:
+            NoEngine: no engine of the model is ready.
+        """
+        model, program = place.model, place.program
+        engines = {e.id: e for e in model.candidates(program.reach)}
+        if not engines:
+            raise NoEngine
+        if len(engines) == 1:
+            [chosen] = engines.values()
+        else:
+            turn = self._turns.get(model, 0)
+            self._turns[model] = turn + 1
+            policy = self.policy(model)
+            hints = self._hints(place)
+            held = (self.held if policy.name == "locality" else nothing_held)(self._beginning(place))
+            views = (self.view(e, held.get(e.id, 0), full=policy.name == "locality") for e in engines.values())
+            view = View(tuple(sorted(views, key=lambda e: e.id)), turn)
+            chosen = engines[policy.place(view, hints)]
+        if chosen in self._calls:
+            self._calls[chosen] += 1
+        return chosen
+
+    def policy(self, model: ServedModel) -> Placement:
+        """Return the placement of a model: that of the first of its pools with one, or control's own."""
+        return self._orders.placement_of(sorted({e.home.path for e in model.engines if e.home.pool}))
+
+    def view(self, engine: EngineState, held: int = 0, *, full: bool = True) -> EngineView:
+        """Return what a placement is told of an engine; `full`: with the times, which take a walk over what waits."""
+        batcher = self._lifecycle.batchers[engine]
+        waiting_s = token_s = 0.0
+        if full:
+            waiting_s = batcher.waiting_s()
+            token_s = batcher.times.predict(2 * _MUCH) - batcher.times.predict(_MUCH)
+        return EngineView(
+            engine.id,
+            self._num_calls(engine),
+            len(engine.program_ids),
+            waiting_s,
+            engine.pools[PAGES].num_free,
+            token_s / _MUCH,
+            held,
+        )
+
+    def _num_calls(self, engine: EngineState) -> int:
+        calls = self._calls.get(engine)
+        if calls is None:
+            since = self._now - ACTIVE_S
+            calls = 0
+            for program in self._lifecycle.placed_on(engine):
+                calls += sum(_is_active(queue.thread, since) for queue in program.queues.values())
+            self._calls[engine] = calls
+        return calls
+
+    def _hints(self, place: Place) -> Hints:
+        tokens = pages = 0
+        for command in _first_commands(place):
+            if command.kind in RUNS_LAYERS:
+                tokens += command.tokens
+            elif type(command) is Table:
+                pages += command.new_rows
+            elif type(command) is Alloc and command.pool == PAGES:
+                pages += len(command.ids)
+        others = [p.engine for p in place.program.places.values() if p.engine is not None and p.model is place.model]
+        return Hints(tokens, pages, others[0].id if others else "")
+
+    @staticmethod
+    def _beginning(place: Place) -> Beginning:
+        tokens: list[int] = []
+        for command in _first_commands(place):
+            if type(command) is EmbedTxt:
+                if command.from_slots or command.positions[:1] != [len(tokens)]:
+                    break
+                tokens += command.sources
+        spec = place.model.spec
+        return Beginning(place.program.tenant, spec.model_digest, spec.page_size, tuple(tokens[:_MOST_TOKENS]))
+
+
+def _is_active(thread: Thread, since: float) -> bool:
+    return thread.active and (thread.idle_since is None or thread.idle_since >= since)
+
+
+def _first_commands(place: Place) -> Iterator[Command]:
+    """Yield what waits in the first queue of a place that has anything."""
+    for queue in _queues(place):
+        if queue.pending:
+            yield from queue.pending
+            return
+
+
+def _queues(place: Place) -> list[CommandQueue]:
+    return [queue for queue in place.program.queues.values() if queue.place is place and queue.id >= 0]

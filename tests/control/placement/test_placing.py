@@ -1,0 +1,134 @@
+"""Placements in control's core: hints from what waits, live changes, and programs that move as engines join."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from tartlet_common.abi import Op
+from tartlet_common.engine.pools import Home
+from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.errors.registry import InvalidArgument
+from tartlet_control.placement.view import Beginning
+from tartlet_worker.fake import FakeOptions
+from tests.control.harness import Guest, Host
+
+OPTIONS = FakeOptions(page_size=4, num_pages=64, num_embeds=256, num_slots=256, max_batch_commands=2)
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def begin(host: Host, prompt: list[int] = PROMPT) -> Guest:
+    guest, count = host.start(), len(prompt)
+    guest.table(0, new=-(-count // 4))
+    guest.alloc(Op.ALLOC_EMB, range(count + 1))
+    guest.alloc(Op.ALLOC_SLOT, [0])
+    guest.embed(list(range(count)), prompt, list(range(count)))
+    guest.forward_table(0, 0, list(range(count)), [count])
+    guest.sample(count, 0)
+    return guest
+
+
+def decode(guest: Guest, at: int) -> None:
+    guest.embed([0], [0], [at], slots=True)
+    if at % 4 == 0:
+        guest.table(0, keep=at, new=1)
+    guest.forward_table(0, at, [0], [len(PROMPT)])
+    guest.sample(len(PROMPT), 0)
+
+
+def engine_of(guest: Guest) -> str:
+    [place] = guest.host.core.lifecycle.programs[guest.program_id].places.values()
+    assert place.engine is not None
+    return place.engine.id
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"), [("least-used", {"e0": 3, "e1": 3}), ("round-robin", {"e0": 3, "e1": 3})]
+)
+def test_programs_that_start_together_are_spread(placement: str, expected: dict[str, int]) -> None:
+    host = Host(OPTIONS, engines=2, placement=placement)
+    guests = [begin(host) for _ in range(6)]
+    host.run()
+    assert Counter(map(engine_of, guests)) == expected
+    assert len({tuple(guest.tokens()) for guest in guests}) == 1
+
+
+def test_locality_is_told_the_first_tokens_and_follows_the_pages() -> None:
+    host = Host(replace(OPTIONS, max_batch_commands=16), engines=2, placement="locality")
+    asked: list[Beginning] = []
+
+    def held(beginning: Beginning) -> Mapping[str, int]:
+        asked.append(beginning)
+        return {"e1": len(beginning.tokens)}
+
+    host.core.placing.held = held
+    guests = [begin(host) for _ in range(3)]
+    host.run()
+    assert [engine_of(guest) for guest in guests] == ["e1"] * 3
+    assert {a.tokens for a in asked} == {tuple(PROMPT)}
+    assert {(a.tenant, a.page_size) for a in asked} == {("", 4)}
+
+
+def test_a_pools_placement_changes_live() -> None:
+    host = Host(OPTIONS, engines=0)
+    core, home = host.core, Home("ns", "pool", shared=True)
+    for name in ("a", "b"):
+        engine = core.on_engine(name, name, host_spec(), home)
+        assert core.placing.policy(core.models.at(engine.model_index)).name == "least-used"
+    model = core.models.at(engine.model_index)
+    core.set_order("ns/pool", "plas", [1.0], 8, "autellix", 64)
+    assert (core.placing.policy(model).name, core.placing.policy(model).short_tokens) == ("autellix", 64)
+    with pytest.raises(InvalidArgument):
+        core.set_order("ns/pool", "plas", [1.0], 8, "nearest", 64)
+    assert core.placing.policy(model).name == "autellix", "what is refused changes nothing"
+    core.set_order("ns/pool", "plas", [1.0], 8)
+    assert core.placing.policy(model).name == "least-used"
+
+
+def host_spec() -> EngineSpec:
+    return Host(OPTIONS).engine.spec
+
+
+def test_an_engine_that_joins_takes_programs_from_one_with_too_many_and_answers_stay_equal() -> None:
+    def tokens(*, join: bool) -> tuple[list[list[int]], Counter[str]]:
+        host = Host(OPTIONS)
+        guests = [begin(host) for _ in range(8)]
+        host.run()
+        if join:
+            host.join("e1", OPTIONS)
+        for at in range(len(PROMPT), len(PROMPT) + 12):
+            for guest in guests:
+                decode(guest, at)
+            host.pump()
+            host.clock.advance(0.3)
+            host.run()
+        host.check_idle()
+        return [guest.tokens() for guest in guests], Counter(map(engine_of, guests))
+
+    alone, _ = tokens(join=False)
+    spread, where = tokens(join=True)
+    assert spread == alone
+    assert where["e1"] >= 3, where
+
+
+def test_an_engine_is_relieved_only_once_it_was_overloaded_for_long() -> None:
+    host = Host(OPTIONS, engines=2)
+    host.core.cordon("e1")
+    guests = [begin(host) for _ in range(8)]
+    host.run()
+    host.core.resume("e1")
+    host.clock.advance(20)  # long after both joined
+    moved = []
+    for at in range(len(PROMPT), len(PROMPT) + 14):
+        for guest in guests:
+            decode(guest, at)
+        host.pump()
+        host.clock.advance(0.3)
+        host.run()
+        moved.append(sum(engine_of(guest) == "e1" for guest in guests))
+    assert moved[5] == 0, moved
+    assert moved[-1] >= 2, moved
+    host.check_idle()
