@@ -20,8 +20,10 @@ from tartlet_common.rpc.endpoints import PROTOCOL_VERSION
 from tartlet_control.batching.batcher import Batcher
 from tartlet_control.core.core import Core
 from tartlet_control.core.lifecycle import StartRequest
+from tartlet_control.recovery.restorer import Restorer
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.keys import RETURN_S
+from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.outbox import Settled
 from tartlet_control.tables.programs import RuntimeSession
 from tartlet_worker.fake import FakeEngine, FakeOptions
@@ -59,6 +61,8 @@ class Guest:
     started: TartletError | None = None
     killed: TartletError | None = None
     settled: Settled | None = None
+    sent: list[tuple[abi.Record, bytes]] = field(default_factory=list)
+    """What control was sent."""
 
     def put(
         self, op: int, *, queue: int = 0, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"", wait: bool = False
@@ -152,6 +156,20 @@ class Guest:
         assert len(found) == 1, f"{len(found)} answers to {ticket}: {self.answers}"
         return found[0]
 
+    def history(self) -> list[tuple[abi.Record, memoryview]]:
+        """Return what control was sent, as a runtime remembers it."""
+        return [(record, memoryview(payload)) for record, payload in self.sent]
+
+    def told(self) -> list[tuple[abi.Record, memoryview]]:
+        """Return what control has sent, as a runtime remembers it."""
+        return [
+            (
+                abi.Record(x.event, int(x.awaited), x.ticket, x.queue, x.a, x.b, x.c, 0, len(x.payload)),
+                memoryview(x.payload),
+            )
+            for x in self.answers
+        ]
+
     def answered(self, ticket: int) -> bool:
         return any(x.ticket == ticket and (x.event is not Event.FAILURE or x.awaited) for x in self.answers)
 
@@ -171,11 +189,10 @@ class Host:
     ) -> None:
         """`old`: the engines are of the last release."""
         self.clock = ManualClock(start=100.0 - RETURN_S)
-        self.core = Core(ControlSettings(**settings), self.clock, strict=True)
-        self.clock.advance(RETURN_S)  # control is no longer new
+        self._settings = settings
         self.engines: list[tuple[EngineState, FakeEngine]] = []
-        self.session: RuntimeSession = self.core.on_runtime("rt", "one", "unix:rt", [])
         self.guests: dict[int, Guest] = {}
+        self._begin()
         self.steps: list[Step] = []
         self._rows: list[tuple[int, ...]] = []
         self._handles: list[int] = []
@@ -183,6 +200,29 @@ class Host:
         self._waiting: list[tuple[EngineState, FakeEngine, Step]] = []
         for i in range(engines):
             self.join(f"e{i}", options, old=old)
+
+    def _begin(self, models: Sequence[ServedModel] = ()) -> None:
+        self.core = Core(ControlSettings(**self._settings), self.clock, strict=True)
+        for model in models:
+            self.core.models.expect(model.index, model.spec, model.owner)
+        self.clock.advance(RETURN_S)  # control is no longer new
+        live = [g for g in self.guests.values() if g.started is None and g.killed is None and g.settled is None]
+        starts = [StartRequest(g.handle, g.program_id, running=True, history=bool(g.sent)) for g in live]
+        self.session: RuntimeSession = self.core.on_runtime("rt", "one", "unix:rt", starts)
+
+    def die(self) -> None:
+        """Lose control with all that it has not told. Another one starts, and engines join it anew, without state."""
+        before = self.engines
+        self._waiting, self.engines = [], []
+        self._begin(sorted(self.core.models, key=lambda m: m.index))
+        for state, fake in before:
+            fake.reset()
+            joined = self.core.on_engine(state.id, state.incarnation, fake.spec, protocol=state.protocol)
+            self.engines.append((joined, fake))
+        for guest in self.guests.values():
+            if guest.sent and guest.handle in self.session.programs:
+                Restorer(self.core).on_history(self.session, guest.handle, guest.history(), guest.told())
+        self.collect()
 
     def join(self, engine_id: str, options: FakeOptions | None = None, *, old: bool = False) -> EngineState:
         protocol = last_release.PROTOCOL if old else PROTOCOL_VERSION
@@ -223,6 +263,9 @@ class Host:
     def flush(self) -> None:
         """Send the recorded commands as one frame."""
         rows, handles, payload = np.array(self._rows, abi.RECORD), np.array(self._handles, "<u4"), bytes(self._payload)
+        for handle, row in zip(self._handles, self._rows, strict=True):
+            record = abi.Record(*row)
+            self.guests[handle].sent.append((record, payload[record.offset : record.offset + record.length]))
         self._rows, self._handles, self._payload = [], [], bytearray()
         if len(rows):
             self.core.on_commands(self.session, handles.tobytes(), rows.tobytes(), payload)

@@ -295,7 +295,7 @@ class WorkerLost(TartletError):
 
 @_register(402, retryable=True)
 class ControlLost(TartletError):
-    message = "control went away and came back without the program's state"
+    message = "control went away, and the program's state can't be made again: {why}"
     remedy = "Launch the program again."
 
 

@@ -161,8 +161,8 @@ class CommandIntake:
         queue.pending.clear()
         queue.pending.extend(kept)
         self._runner.advance(queue)
-        if program.live:
-            self._answer(program, record, first)
+        if program.live:  # answered in any case: which commands were dropped is part of what the program did
+            program.session.outbox.deliver(program.handle, RESULT, record.flags & 1, record.ticket, queue.id, first)
 
     def _usage(self, program: ProgramState, _: CommandQueue | None, record: Record, _payload: memoryview) -> None:
         self._runner.place_waiting()  # what it asked for before counts

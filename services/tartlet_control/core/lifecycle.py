@@ -53,6 +53,7 @@ class StartRequest:
     trace: tuple[tuple[str, str], ...] = ()
     lost_state: bool = False
     running: bool = False  # announced, not asked for
+    history: bool = False  # its history follows, of which its state is made again
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,13 @@ class Rebuilder:
             place.recovery.until = until
             self._wait(place)
 
+    def take_back(self, place: Place, recovery: Recovery) -> None:
+        """Let a place wait for an engine whose state is known from its book and its log alone."""
+        settle(place)
+        recovery.until = suspension.undo(place)
+        place.recovery = recovery
+        self._wait(place)
+
     def _end(self, place: Place, error: TartletError) -> None:
         self._forget(place)
         place.recovery = None

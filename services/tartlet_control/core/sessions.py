@@ -58,6 +58,8 @@ class Runtimes:
         self._forget_waiting(session)  # it asks again
         known = {p.id: p for p in session.programs.values()}
         running = {r.program_id: r.handle for r in announced}
+        for remembered in [r.program_id for r in announced if r.history and r.program_id in known]:
+            self.lifecycle.forget(known.pop(remembered), None)  # what came of its last commands is in its history
         for program in known.values():
             if program.id not in running:
                 self.lifecycle.forget(program, None)
@@ -74,13 +76,13 @@ class Runtimes:
             if program.handle != handle:
                 program.handle = handle
                 if program.commands:  # answers may have been under way to its old handle
-                    self.lifecycle.kill(program, ControlLost())
+                    self.lifecycle.kill(program, ControlLost(why="its commands to the last one were lost"))
         for request in announced:
             if request.program_id not in known:
                 self.on_start(session, request)
                 started = session.programs.get(request.handle)
-                if started is not None and request.lost_state:
-                    self.lifecycle.kill(started, ControlLost())
+                if started is not None and request.lost_state and not request.history:
+                    self.lifecycle.kill(started, ControlLost(why="its commands to the last one were lost"))
 
     def on_runtime_gone(self, session: RuntimeSession) -> None:
         """Note that a runtime's stream has ended: the runtime has `runtime_grace_s` to come back."""

@@ -174,6 +174,13 @@ class Models:
         forms.append(model)
         return model
 
+    def expect(self, index: int, spec: EngineSpec, owner: str | None) -> None:
+        """Keep a number for a model whose engines are on their way, as the control before this one numbered it."""
+        if index == len(self._list):
+            forms = self._forms.setdefault((owner, spec.model), [])
+            self._list.append(ServedModel(index, spec, owner, forms))
+            forms.append(self._list[-1])
+
     def stands_by(self, model: ServedModel) -> bool:
         """Return whether programs get another form of the model."""
         return _current(model.forms) is not model

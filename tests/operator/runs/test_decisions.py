@@ -89,7 +89,7 @@ def test_retries_wait_longer_each_time_and_use_a_key_of_their_own() -> None:
     assert p.status.attempts == 3
 
 
-LOST = [WorkerLost(engine="e"), ControlLost(), RuntimeLost(), Draining(engine="e", grace_s=30)]
+LOST = [WorkerLost(engine="e"), ControlLost(why="w"), RuntimeLost(), Draining(engine="e", grace_s=30)]
 
 
 @pytest.mark.parametrize("error", LOST, ids=lambda e: e.name)

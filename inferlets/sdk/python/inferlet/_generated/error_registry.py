@@ -420,10 +420,10 @@ class WorkerLost(LostError):
 
 
 class ControlLost(LostError):
-    """402: control went away and came back without the program's state."""
+    """402: control went away, and the program's state can't be made again: {why}."""
 
     number: ClassVar[int] = 402
-    message: ClassVar[str] = "control went away and came back without the program's state"
+    message: ClassVar[str] = "control went away, and the program's state can't be made again: {why}"
     remedy: ClassVar[str] = "Launch the program again."
     retryable: ClassVar[bool] = True
 
