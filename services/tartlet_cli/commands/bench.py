@@ -19,6 +19,7 @@ BENCHMARKS = {  # name: (module, what it measures)
     "batching": ("batching", "batching policies under load"),
     "orders": ("orders", "orders of programs on a real engine, beside the simulation"),
     "journals": ("journals", "what journals cost, in files and in Redis"),
+    "chaos": ("survival.chaos", "200 durable programs while processes are killed at random"),
     "telemetry": ("telemetry", "what exporting telemetry costs"),
     "operator": ("operator_load.scale", "the operator with up to 10,000 Inferlets; needs etcd"),
     "control": ("control", "control alone: microseconds a command"),
