@@ -135,6 +135,19 @@ class PageTables:
             self.limit = np.pad(self.limit, (0, num - had_tables), constant_values=NO_LIMIT)
             self.mark = np.zeros(num, np.int64)
 
+    def take_changed(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Return the places [N] of entries of `rows`, counted flat, that changed since the last call, and the entries.
+
+        A place that changed twice stands there once, because a device writes equal places in any order.
+        """
+        width = self.rows.shape[1]
+        spans = [np.arange(table * width + first, table * width + last) for table, first, last in self.changed]
+        self.changed.clear()
+        if not spans:
+            return np.zeros(0, np.int32), np.zeros(0, np.int32)
+        place = np.unique(np.concatenate(spans)) if len(spans) > 1 else spans[0]
+        return place.astype(np.int32), self.rows.reshape(-1)[place]
+
     def repeated(self, table: npt.NDArray[np.int32]) -> bool:
         """Return whether a number stands twice among the tables of a batch."""
         number = np.arange(1, len(table) + 1)

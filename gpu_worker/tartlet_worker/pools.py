@@ -21,6 +21,7 @@ from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.csr import Ints
 from tartlet_worker.history import Histories
 from tartlet_worker.page_tables import PageTables
+from tartlet_worker.transfers import Transfers
 
 if TYPE_CHECKING:
     from tartlet_worker.grammar.matchers import Matchers
@@ -61,7 +62,9 @@ class Pools:
         self.tables = PageTables(sizes.page_size)
         self._device_rows: Tensor | None = None  # of the tables
         self._rows_version = -1
-        self.embeds = torch.zeros(sizes.num_embeds, config.dim, dtype=dtype, device=device)
+        self.transfers = Transfers(device)
+        self.spare_embed = sizes.num_embeds  # takes what nobody asks for
+        self.embeds = torch.zeros(sizes.num_embeds + 1, config.dim, dtype=dtype, device=device)
         self.position = np.full((self.total_pages, sizes.page_size), -1, np.int32)  # -1: not written
         self.hidden = np.zeros((self.total_pages, sizes.page_size), np.bool_)  # the mask bits
         self.seen_position = np.full((self.total_pages, sizes.page_size), FAR, np.int32)  # position where valid, or FAR
@@ -94,14 +97,32 @@ class Pools:
 
     def table_rows(self) -> Tensor:
         """Return the rows of all tables on the device, [tables, width] int32. On a CPU it is the host's own array."""
-        tables, rows = self.tables, self._device_rows
-        if rows is None or self._rows_version != tables.version:
-            rows = self._device_rows = torch.from_numpy(tables.rows).to(self.device)
+        place, page = self.take_table_changes()
+        if not len(place):
+            return self.changed_table_rows()
+        return self.changed_table_rows(*self.transfers.up([place, page]))
+
+    def take_table_changes(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Return what the device doesn't know of tables: flat places [N] in `table_rows` and the pages [N] there.
+
+        The caller copies both to the device and calls `changed_table_rows`. Where all rows must be copied, because
+        their array has grown, that happens here.
+        """
+        tables = self.tables
+        changed = tables.take_changed()
+        if self._device_rows is None or self._rows_version != tables.version:
+            self._device_rows = torch.from_numpy(tables.rows).to(self.device)
             self._rows_version = tables.version
         elif self.device != "cpu":
-            for table, first, last in tables.changed:
-                rows[table, first:last] = torch.from_numpy(tables.rows[table, first:last]).to(self.device)
-        tables.changed.clear()
+            return changed
+        return changed[0][:0], changed[1][:0]
+
+    def changed_table_rows(self, place: Tensor | None = None, page: Tensor | None = None) -> Tensor:
+        """Return the rows of all tables on the device, after changes [N] that lie there (`take_table_changes`)."""
+        rows = self._device_rows
+        assert rows is not None, "the caller takes the changes first"
+        if place is not None and page is not None:
+            rows.view(-1).index_copy_(0, place.long(), page)
         return rows
 
     def clear_embeds(self, embeds: Ints) -> None:
@@ -124,7 +145,14 @@ class Pools:
 
     def index(self, ids: npt.NDArray[np.generic]) -> Tensor:
         """Return ids as an int64 tensor on the device."""
-        return torch.from_numpy(np.ascontiguousarray(ids, np.int64)).to(self.device)
+        (found,) = self.indices(ids)
+        return found
+
+    def indices(self, *ids: npt.NDArray[np.generic]) -> list[Tensor]:
+        """Return several arrays of ids as int64 tensors on the device, with one copy."""
+        if self.device == "cpu":
+            return [torch.from_numpy(np.ascontiguousarray(part, np.int64)) for part in ids]
+        return [part.long() for part in self.transfers.up(ids)]
 
 
 def page_bytes(config: ModelConfig, page_size: int, element_bytes: int) -> int:

@@ -71,6 +71,47 @@ class AttentionBatch:
         return np.asarray(seen)
 
 
+@dataclass(frozen=True, slots=True)
+class StaticRows:
+    """N rows of plain decode in buffers that never move, for a graph: row i sees the columns 0 to position[i].
+
+    Graphs of different N share the buffers. A row that fills a batch up has the zero page and position 0.
+    """
+
+    position: Tensor  # [N] int32
+    pages: Tensor  # [N, width] int32; behind a row's own pages stands anything
+    page_size: int
+
+
+class StaticDecode(Protocol):
+    """Attention in one graph. Everything but `fill` is captured, so it may neither wait nor copy from the host."""
+
+    def fill(self, num_pages: npt.NDArray[np.int32], position: npt.NDArray[np.int32]) -> None:
+        """Make ready for other rows, outside of the graph: before the capture and before each replay.
+
+        `StaticRows` hold the new values by then. The arguments [N] say again on the host what they hold.
+        """
+
+    def start(self) -> None:
+        """Begin a pass: called in the graph, before the first layer."""
+
+    def run(self, q: Tensor, kv: Tensor, window: int | None) -> Tensor:
+        """Attend in one layer; see `Attention.run`."""
+
+
+class GraphAttention(Protocol):
+    """What an implementation of attention has besides `Attention` if it can be captured."""
+
+    def reaches(self, rows: int, most: int) -> tuple[int, ...]:
+        """Return the longest contexts, ascending and at most `most` columns, that graphs of so many rows serve.
+
+        One graph is captured for each. () if none can be; longer contexts don't use a graph.
+        """
+
+    def static(self, rows: StaticRows, reach: int) -> StaticDecode:
+        """Make the attention of one graph, for contexts of at most `reach` columns."""
+
+
 class Attention(Protocol):
     """An implementation of attention. `prepare` is called once for each forward, `run` once for each layer."""
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tartlet_worker.attention.base import AttentionBatch
+from tartlet_worker.attention.base import AttentionBatch, StaticRows
 from tartlet_worker.attention.triton_kernels import BLOCK, RUN, TILE_FIELDS, attend, join_runs
+from tartlet_worker.attention.triton_static import TritonStatic, reaches, tiles_of
 
 LOW_TILE, HIGH_TILE = 16, 64
 """Rows of a tile: the least that tensor cores take, and those of a prefill."""
@@ -23,6 +25,10 @@ LONG_PREFILL = 16
 """Tokens of a command from which its tiles are high."""
 SPLIT_TILES = 256
 """With fewer tiles than that, counting key heads, the runs of long contexts are computed side by side."""
+SPLIT_BYTES = 128 << 20
+"""Memory for the states of runs that a graph computes side by side."""
+MOST_DIMS = 256
+"""Numbers of the widest head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +62,37 @@ class TritonPaged:
         """
         self._kv_heads, self._device, self._group, self._invariant = kv_heads, device, group, batch_invariant
 
+    def reaches(self, rows: int, most: int) -> tuple[int, ...]:
+        """See `GraphAttention.reaches`."""
+        if rows * self._kv_heads >= SPLIT_TILES:
+            return (most,)
+        state = 4 * self._rows(1) * (MOST_DIMS + 2)  # bytes of one run of one tile and key head
+        return reaches(most, SPLIT_BYTES // (rows * self._kv_heads * state) * RUN)
+
+    def static(self, rows: StaticRows, reach: int) -> TritonStatic:
+        """See `GraphAttention.static`."""
+        prepared = Prepared(
+            tiles=tiles_of(rows),
+            query_position=rows.position,
+            listed=rows.pages,
+            positions=rows.position,
+            tables=rows.pages,
+            masks=None,
+            width=rows.pages.shape[1],
+            rows=self._rows(1),
+            runs=-(-reach // RUN),
+        )
+        return TritonStatic(prepared.tiles, rows.position, partial(self.run, prepared))
+
+    def _rows(self, tokens: int) -> int:
+        """Return the rows of a batch's tiles; `tokens` are those of its longest command."""
+        rows = LOW_TILE if self._invariant or tokens < LONG_PREFILL else HIGH_TILE
+        return max(rows, 1 << (self._group - 1).bit_length())
+
     def prepare(self, batch: AttentionBatch) -> Prepared:
         """See `Attention.prepare`."""
         counts = np.diff(batch.query_indptr)
-        rows = LOW_TILE if self._invariant or counts.max(initial=0) < LONG_PREFILL else HIGH_TILE
-        rows = max(rows, 1 << (self._group - 1).bit_length())
+        rows = self._rows(int(counts.max(initial=0)))
         tiles, masks = self._tiles(batch, counts, rows)
         columns = tiles[:, 3]
         parts = [tiles, batch.query_position, batch.pages, batch.column_position]

@@ -105,10 +105,10 @@ def sample_tokens(batch: Sample, on: Resources) -> tuple[BatchResult, int]:
             draw=batch.draw[part],
             position=pools.embed_position[embed],
         )
-        logits = on.decoder.logits(pools, embed)
         if not asking:
-            token[part], logprob[part] = on.sampler.sample(logits, params)
+            token[part], logprob[part] = on.decoder.sample(pools, embed, params, on.sampler)
             continue
+        logits = on.decoder.logits(pools, embed)
         options = {row: asking[b] for row, b in enumerate(part.tolist()) if b in asking}
         allowed = {row: masks.words[b] for row, b in enumerate(part.tolist()) if b in masks.words}
         token[part], logprob[part], told_of = sample_with(

@@ -23,7 +23,7 @@ from tartlet_worker.csr import Ints
 from tartlet_worker.engine import ignore_computing
 from tartlet_worker.kernels import library
 from tartlet_worker.kernels.library import MAX_GROUP, CLayer, CMatrix, CModel, CPass, address
-from tartlet_worker.models.base import ForwardPlan
+from tartlet_worker.models.base import Decoder, ForwardPlan
 from tartlet_worker.models.rope import RopeTable
 from tartlet_worker.pools import Pools
 
@@ -50,7 +50,7 @@ class _PoolsView:
     kv: int  # address
 
 
-class CDecoder:
+class CDecoder(Decoder):
     """A `Decoder` whose weights are in the layout of the kernels."""
 
     def __init__(self, config: ModelConfig, reader: WeightReader) -> None:

@@ -19,7 +19,7 @@ from tartlet_worker.checkpoints.tensors import EMBEDDING, FINAL_NORM, LM_HEAD
 from tartlet_worker.checkpoints.weights import WeightReader
 from tartlet_worker.csr import Ints
 from tartlet_worker.engine import ignore_computing
-from tartlet_worker.models.base import ForwardPlan
+from tartlet_worker.models.base import Decoder, ForwardPlan
 from tartlet_worker.models.kv_store import KvStore, Places, TorchStore, rms_norm, shifted_rms_norm
 from tartlet_worker.models.linear import Linear, make_linear
 from tartlet_worker.models.rope import RopeTable
@@ -41,7 +41,7 @@ class DecoderLayer:
     window: int | None
 
 
-class TorchDecoder:
+class TorchDecoder(Decoder):
     """A model's weights and its pass through the layers."""
 
     def __init__(
@@ -54,9 +54,10 @@ class TorchDecoder:
         batch_invariant: bool,
         kv_store: KvStore | None = None,
     ) -> None:
-        self.config, self._attention = config, attention
+        self.config, self.attention = config, attention
         self._kv_store = kv_store or TorchStore(config)
         self.embedding = reader.get(EMBEDDING).to(device)  # [vocab, dim]
+        self._embed_scale = torch.tensor(config.dim**0.5, dtype=self.embedding.dtype).item()  # Gemma's, rounded
         self._invariant, self._device = batch_invariant, device
         self.passes = 0  # through the layers so far
         self.computing: Callable[[], None] = ignore_computing
@@ -67,7 +68,7 @@ class TorchDecoder:
         head = self.embedding if config.tied else reader.get(LM_HEAD).to(device)
         self._head = make_linear(head, None, batch_invariant=batch_invariant)
         dtype = self.embedding.dtype
-        self._rope = RopeTable(config.rope, config.head_dim, config.max_position, dtype, device)
+        self.rope = RopeTable(config.rope, config.head_dim, config.max_position, dtype, device)
 
     def _load_layer(self, reader: WeightReader, i: int) -> DecoderLayer:
         p = f"model.layers.{i}."
@@ -103,27 +104,44 @@ class TorchDecoder:
             # Attention reads the unused rest of a scratch page under a mask, so no old values may remain there.
             first = pools.scratch_page
             pools.kv[:, :, first : first + plan.scratch_pages] = 0
-        x = pools.embeds.index_select(0, pools.index(plan.embed))  # [T, dim]
-        self._rope.reserve(int(plan.position.max()) + 1)
-        position = pools.index(plan.position)
-        places = Places(
-            pools.index(plan.page), pools.index(plan.slot), self._rope.cos[position], self._rope.sin[position]
+        self.rope.reserve(int(plan.position.max()) + 1)
+        embed, position, page, slot, out_token, out_embed = pools.indices(
+            plan.embed, plan.position, plan.page, plan.slot, plan.out_token, plan.out_embed
         )
-        prepared = self._attention.prepare(plan.attention)
+        prepared = self.attention.prepare(plan.attention)
+        x = self.layers(
+            pools.embeds.index_select(0, embed),
+            self.places(position, page, slot),
+            lambda q, kv, window: self.attention.run(prepared, q, kv, window),
+            pools,
+        )
+        if len(plan.out_token):
+            if len(plan.out_token) != len(plan.embed):
+                x = x.index_select(0, out_token)
+            pools.embeds.index_copy_(0, out_embed, self.normed(x))
+        self.computing()
+
+    def places(self, position: Tensor, page: Tensor, slot: Tensor) -> Places:
+        """Return where T tokens are stored and how they are rotated; the arguments are [T] int64."""
+        return Places(page, slot, self.rope.cos[position], self.rope.sin[position])
+
+    def layers(
+        self, x: Tensor, places: Places, attend: Callable[[Tensor, Tensor, int | None], Tensor], pools: Pools
+    ) -> Tensor:
+        """Pass T tokens x [T, dim] through all layers; `attend` takes queries, a layer's pages and its window."""
         for i, layer in enumerate(self._layers):
             h = self._norm(x, layer.input_norm, self.config.norm_eps)
             q = self._store(layer, h, places, pools.kv[i])
-            x = x + layer.out(self._attention.run(prepared, q, pools.kv[i], layer.window))
+            x = x + layer.out(attend(q, pools.kv[i], layer.window))
             h = self._norm(x, layer.post_norm, self.config.norm_eps)
             gate, up = layer.gate_up(h).chunk(2, -1)
             bent = F.gelu(gate, approximate="tanh") if self.config.gemma else F.silu(gate)
             x = x + layer.down(bent * up)
-        if len(plan.out_token):
-            if len(plan.out_token) != len(plan.embed):
-                x = x.index_select(0, pools.index(plan.out_token))
-            hidden = self._norm(x, self._final_norm, self.config.norm_eps)
-            pools.embeds.index_copy_(0, pools.index(plan.out_embed), hidden)
-        self.computing()
+        return x
+
+    def normed(self, x: Tensor) -> Tensor:
+        """Return the last hidden states [T, dim], as the pool's embeds hold them."""
+        return self._norm(x, self._final_norm, self.config.norm_eps)
 
     def _store(self, layer: DecoderLayer, h: Tensor, places: Places, kv: Tensor) -> Tensor:
         """Store keys and values in the pool's layer; return rotated queries [T, heads, head_dim]."""
@@ -134,18 +152,23 @@ class TorchDecoder:
 
     def embed(self, pools: Pools, embed: Ints, token: Ints) -> None:
         """Put the embeddings of tokens [N] into embeds [N] of the pool."""
-        taken = self.embedding.index_select(0, pools.index(token))
-        if self.config.gemma:
-            taken = (
-                taken * torch.tensor(self.config.dim**0.5, dtype=taken.dtype).item()
-            )  # the root rounded to the dtype
-        pools.embeds.index_copy_(0, pools.index(embed), taken)
+        embeds, tokens = pools.indices(embed, token)
+        pools.embeds.index_copy_(0, embeds, self.embedded(tokens))
+
+    def embedded(self, token: Tensor) -> Tensor:
+        """Return the embeddings [N, dim] of tokens [N] on the device."""
+        taken = self.embedding.index_select(0, token)
+        return taken * self._embed_scale if self.config.gemma else taken
 
     @torch.inference_mode()
     def logits(self, pools: Pools, embed: Ints) -> Tensor:
         """Compute the logits [N, vocab] float32 of output embeds [N] of the pool."""
         if self._device == "cpu":
             self.computing()
-        logits = self._head(pools.embeds.index_select(0, pools.index(embed))).float()
+        logits = self.head(pools.embeds.index_select(0, pools.index(embed)))
         self.computing()
         return logits
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Return the logits [N, vocab] float32 of hidden states [N, dim]."""
+        return self._head(hidden).float()

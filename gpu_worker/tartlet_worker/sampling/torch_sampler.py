@@ -67,6 +67,24 @@ def _draw(logits: Tensor, params: SampleParams, rows: npt.NDArray[np.int64], noi
     return token
 
 
+def draw_whole(logits: Tensor, temperature: Tensor, min_p: Tensor, u: Tensor) -> Tensor:
+    """Sample rows [N, V] without top_k and top_p, as `TorchSampler` does, by operations that a graph can hold.
+
+    Args:
+        logits: [N, V] float32.
+        temperature: [N] float32; 0: the largest logit's token.
+        min_p: [N] float32.
+        u: [N] float64, uniform.
+
+    Returns:
+        [N] int64 tokens.
+    """
+    hot = temperature > 0
+    weights = torch.exp((logits - logits.amax(-1, keepdim=True)) / torch.where(hot, temperature, 1.0)[:, None])
+    kept = torch.where(weights >= min_p[:, None], weights, 0.0)
+    return torch.where(hot, _pick(kept, u[:, None]), logits.argmax(-1))
+
+
 def _pick(weights: Tensor, u: Tensor) -> Tensor:
     """Run step 6: weights [R, C] of candidates in ascending order of ids (0: dropped), u [R, 1] float64."""
     running = weights.double().cumsum(-1)

@@ -20,10 +20,7 @@ from collections.abc import Callable
 import torch
 
 from tartlet_common.engine.spec import EngineSpec
-from tartlet_common.engine.step import (
-    Step,
-    StepResult,
-)
+from tartlet_common.engine.step import Batch, BatchResult, Kind, Step, StepResult
 from tartlet_common.errors.registry import EngineFailure, OutOfDeviceMemory, TartletError
 from tartlet_worker.engine import ignore_computing
 from tartlet_worker.grammar.grammars import Grammars
@@ -33,6 +30,9 @@ from tartlet_worker.handlers.registry import HANDLERS
 from tartlet_worker.models.base import Decoder
 from tartlet_worker.pools import Pools
 from tartlet_worker.sampling.base import Sampler
+
+_WITH_DECODER = frozenset({Kind.EMBED_TXT, Kind.FORWARD, Kind.SAMPLE, Kind.GET_NEXT_DIST})
+"""Batches that use the pools' tensors through the decoder alone, which may put work off."""
 
 
 class TorchEngine:
@@ -48,6 +48,7 @@ class TorchEngine:
         grammar: GrammarSupport | None = None,
     ) -> None:
         self._spec, self._decoder, self._pools, self._tokenizer = spec, decoder, pools, tokenizer
+        self._cuda = torch.device(spec.device) if spec.device.startswith("cuda:") else None
         self._grammars = None if grammar is None else grammar.grammars
         pools.matchers = None if grammar is None else grammar.matchers
         self._poisoned: set[int] = set()
@@ -91,6 +92,8 @@ class TorchEngine:
             EngineFailure: the device failed; the engine's state is no longer known.
         """
         start = time.perf_counter()
+        if self._cuda is not None:
+            torch.cuda.set_device(self._cuda)  # of this thread: Triton launches and graphs are the current device's
         try:
             self._decoder.computing = computing
             if len(step.clear_pages):
@@ -100,7 +103,8 @@ class TorchEngine:
             self._pools.clear_slots(step.clear_slots)
             self._pools.tables.change(step.tables)
             self._poisoned.difference_update(step.reset_lanes.tolist())
-            answers = [HANDLERS[batch.kind](batch, self._resources) for batch in step.batches]
+            answers = [self._run(batch) for batch in step.batches]
+            self._decoder.finish(self._pools)
         except TartletError:
             raise
         except (torch.OutOfMemoryError, MemoryError) as error:
@@ -115,6 +119,11 @@ class TorchEngine:
             computed_tokens=sum(tokens for _, tokens in answers),
             device_s=time.perf_counter() - start,
         )
+
+    def _run(self, batch: Batch) -> tuple[BatchResult, int]:
+        if batch.kind not in _WITH_DECODER:
+            self._decoder.finish(self._pools)
+        return HANDLERS[batch.kind](batch, self._resources)
 
     def _no_memory(self) -> OutOfDeviceMemory:
         return OutOfDeviceMemory(device=self._spec.device, asked_bytes="more", free_bytes=_free(self._spec))

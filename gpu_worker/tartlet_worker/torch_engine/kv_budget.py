@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from tartlet_worker.checkpoints.model_config import ModelConfig
+from tartlet_worker.graphs.buckets import BYTES_A_LOGIT, sampled_rows, table_width
 
 _GPU_SHARE: Final = 0.9
 """Share of a GPU's spare memory. The rest is for kernels, their workspaces and fragments of the allocator."""
+_SPLIT_BYTES: Final = 160 << 20
+"""Attention's states of runs that are computed side by side, at most."""
+_GRAPHS: Final = 100 << 20
+"""Of the graphs themselves."""
 _CPU_SHARE: Final = 0.5
 """Share of a CPU's spare memory, which other processes of the machine and the file cache use as well."""
 
@@ -47,3 +52,21 @@ def batch_bytes(config: ModelConfig, *, tokens: int, commands: int, element_byte
     attention = 2 * config.heads * config.head_dim + 2 * config.kv_heads * config.head_dim
     layer = 2 * config.dim + max(attention, 3 * config.ffn)
     return tokens * layer * element_bytes + 2 * 4 * commands * config.vocab
+
+
+def graph_bytes(config: ModelConfig, *, rows: int, page_size: int, element_bytes: int) -> int:
+    """Estimate the bytes that captured graphs hold for good, from above.
+
+    Graphs share one pool, as large as the largest of them needs. Each graph takes up to 1 MiB beside it.
+
+    Args:
+        config: the model's shape.
+        rows: rows of the largest graph of layers.
+        page_size: tokens of a page.
+        element_bytes: bytes of a number of the model's dtype.
+    """
+    layers = batch_bytes(config, tokens=rows, commands=0, element_bytes=element_bytes)
+    sampling = sampled_rows(config.vocab, rows) * config.vocab * BYTES_A_LOGIT
+    pages = 4 * rows * table_width(config.max_position, page_size, rows)
+    rope = config.max_position * config.head_dim * element_bytes
+    return layers + _SPLIT_BYTES + sampling + pages + rope + _GRAPHS

@@ -31,10 +31,10 @@ from tartlet_worker.pools import Pools, PoolSizes, page_bytes, pool_bytes
 from tartlet_worker.sampling.base import Sampler
 from tartlet_worker.sampling.c_sampler import CSampler
 from tartlet_worker.sampling.torch_sampler import TorchSampler
-from tartlet_worker.torch_engine import attention_choice
+from tartlet_worker.torch_engine import attention_choice, graph_choice
 from tartlet_worker.torch_engine.engine import TorchEngine
 from tartlet_worker.torch_engine.fast_path import Machine, resolve_dtype, slow_path_reasons
-from tartlet_worker.torch_engine.kv_budget import batch_bytes, kv_bytes
+from tartlet_worker.torch_engine.kv_budget import batch_bytes, graph_bytes, kv_bytes
 from tartlet_worker.torch_engine.memory import check_device, free_bytes
 
 log = logging.getLogger("tartlet.worker")
@@ -63,6 +63,8 @@ class EngineOptions:
     attention: str = "auto"  # or one of `attention_choice.NAMES`
     kernels: str = "auto"  # "c", "torch" or "auto": C where it is built and helps
     threads: int | None = 1  # torch's threads on the CPU; None: leave them
+    graphs: str = "auto"  # "on", "off", or "auto": on CUDA devices, where attention can be captured
+    graph_buckets: str = ""  # rows of the graphs, separated by commas; "": the usual ones
 
 
 def load_engine(
@@ -93,6 +95,7 @@ def load_engine(
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     check_device(options.device)
+    rows = graph_choice.buckets(options.graphs, options.device, options.graph_buckets, options.max_batch_commands)
     path = Path(path)
     config = read_config(path)
     texts = read_texts(path, config)
@@ -105,14 +108,16 @@ def load_engine(
         weights = sum(file.stat().st_size for file in weight_files(path))
         with _out_of_memory(options.device, weights, free_bytes(options.device)):
             decoder = make_decoder(config, options, reader, dtype)  # first: what the weights leave is measured
-        options = replace(options, kv_memory_bytes=_measured(config, options))
+        options = replace(options, kv_memory_bytes=_measured(config, options, rows))
     sizes = pool_sizes(config, options)
-    asked, free = pool_bytes(sizes, config, dtype.itemsize), free_bytes(options.device)
+    asked = pool_bytes(sizes, config, dtype.itemsize) + _held_by_graphs(config, options, rows)
+    free = free_bytes(options.device)
     if asked > free:
         raise OutOfDeviceMemory(device=options.device, asked_bytes=asked, free_bytes=free)
     with _out_of_memory(options.device, asked, free):
         decoder = decoder or make_decoder(config, options, reader, dtype)
         pools = Pools(sizes, config, dtype, options.device)
+        decoder = graph_choice.with_graphs(decoder, pools, rows, must=options.graphs == "on", progress=progress)
     said, known = texts.stop_tokens, tuple(t for t in texts.stop_tokens if 0 <= t < config.vocab)
     if known != said:
         log.warning("%s: some of the end tokens %s are not in its vocabulary of %d", path, said, config.vocab)
@@ -138,7 +143,7 @@ def _out_of_memory(device: str, asked: int, free: int) -> Iterator[None]:
         raise OutOfDeviceMemory(device=device, asked_bytes=asked, free_bytes=free) from error
 
 
-def _measured(config: ModelConfig, options: EngineOptions) -> int:
+def _measured(config: ModelConfig, options: EngineOptions, rows: tuple[int, ...]) -> int:
     """Return the bytes for KV pages that the loaded weights leave on the device."""
     free, item = free_bytes(options.device), DTYPES[options.dtype].itemsize
     embeds = options.num_embeds if options.num_embeds is not None else defaults.NUM_EMBEDS
@@ -147,9 +152,17 @@ def _measured(config: ModelConfig, options: EngineOptions) -> int:
     batch = batch_bytes(
         config, tokens=options.max_batch_tokens, commands=options.max_batch_commands, element_bytes=item
     )
-    found = kv_bytes(free, pools=pools, batch=batch, device=options.device)
+    held = pools + _held_by_graphs(config, options, rows)
+    found = kv_bytes(free, pools=held, batch=batch, device=options.device)
     log.info("KV pages take %d of the %d bytes that are free on %s", found, free, options.device)
     return found
+
+
+def _held_by_graphs(config: ModelConfig, options: EngineOptions, rows: tuple[int, ...]) -> int:
+    if not rows:
+        return 0
+    item = DTYPES[options.dtype].itemsize
+    return graph_bytes(config, rows=rows[-1], page_size=options.page_size, element_bytes=item)
 
 
 def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], None]) -> TorchEngine:
@@ -170,6 +183,8 @@ def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], Non
             logprobs_limit=settings.logprobs_limit,
             batch_invariant=settings.batch_invariant,
             threads=settings.threads,
+            graphs=settings.graphs,
+            graph_buckets=settings.graph_buckets,
         ),
         progress=progress,
     )

@@ -220,6 +220,16 @@ class WorkerSettings(_Settings):
     )
     threads: int = Field(1, ge=1, le=1024, description="threads that compute on the CPU")
     batch_invariant: bool = Field(default=False, description="compute the same bits whatever else is in the batch")
+    graphs: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="capture decode steps as CUDA graphs; auto: on CUDA devices, where attention can be captured",
+    )
+    graph_buckets: str = Field(
+        "",
+        pattern=r"^[0-9,\s]*$",
+        json_schema_extra={"means": "numbers separated by commas, such as 1, 2, 4, 8"},
+        description="rows of the captured batches; empty: 1, 2, 4, 8, by 8 to 128, by 16 to 256",
+    )
     fake_step_s: float = Field(0.0, ge=0, description="fake engine: seconds that a step takes")
     fake_token_s: float = Field(0.0, ge=0, description="fake engine: seconds that a computed token takes")
     fake_fail_token: int = Field(

@@ -1,0 +1,43 @@
+"""Captures functions as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+
+class Capture(Protocol):
+    """Turns a function that launches work over fixed tensors into one that launches the same work again."""
+
+    def graph(self, body: Callable[[], None]) -> Callable[[], None]:
+        """Run `body`, capture it, and return what replays it on the current stream."""
+
+
+class CudaCapture:
+    """Graphs of one device that share one pool of memory.
+
+    Graphs may share the pool because they never run at the same time, and no graph reads what another left in it.
+    Capture the largest first: smaller ones then fit into its memory.
+    """
+
+    def __init__(self, device: str) -> None:
+        """Make the stream that is captured; `device` is torch's name."""
+        self._device = torch.device(device)
+        self._stream = torch.cuda.Stream(self._device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def graph(self, body: Callable[[], None]) -> Callable[[], None]:
+        """See `Capture`. The first run compiles kernels, loads modules and makes cuBLAS's workspace."""
+        with torch.cuda.device(self._device):
+            before = torch.cuda.current_stream()
+            self._stream.wait_stream(before)
+            with torch.cuda.stream(self._stream):
+                body()
+            self._stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                body()
+            before.wait_stream(self._stream)
+        return graph.replay

@@ -1,0 +1,230 @@
+"""A decoder that replays captured graphs where a pass is plain decode, and leaves everything else to the one in torch.
+
+Embedding and passing through the layers are put off until the step's tokens are sampled. Then the step is one copy up,
+two replays (the layers, and the output matrix with the choice of tokens) and one copy down. What is put off is computed
+before anything else uses the pools (`finish`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tartlet_worker.attention.base import GraphAttention, StaticDecode
+from tartlet_worker.csr import I64, Ints
+from tartlet_worker.graphs.buckets import bucket_of, sampled_rows, table_width, up_to
+from tartlet_worker.graphs.buffers import MIN_P, OUT, SAMPLED, TEMPERATURE, TOKEN, Buffers
+from tartlet_worker.graphs.capture import Capture
+from tartlet_worker.graphs.rows import I32, DecodeRows, decode_rows
+from tartlet_worker.models.base import Decoder, ForwardPlan
+from tartlet_worker.models.torch_decoder import TorchDecoder
+from tartlet_worker.pools import Pools
+from tartlet_worker.sampling.base import F32, SampleParams, Sampler
+from tartlet_worker.sampling.torch_sampler import draw_whole
+
+_NO_TOKENS: Final = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """A captured pass through the layers."""
+
+    reach: int  # columns of the longest context
+    attention: StaticDecode
+    replay: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PutOff:
+    """A pass that waits for its step's sample."""
+
+    rows: DecodeRows
+    token: I32  # [N], -1: the embed holds it already
+    bucket: int
+    layers: Layers
+
+
+class GraphDecoder(Decoder):
+    """`Decoder` over the pools of one engine."""
+
+    def __init__(
+        self, decoder: TorchDecoder, attention: GraphAttention, pools: Pools, capture: Capture, buckets: tuple[int, ...]
+    ) -> None:
+        """Allocate the buffers; `capture` captures the graphs.
+
+        Args:
+            decoder: the model; it also runs what no graph serves.
+            attention: the decoder's, as it is captured.
+            pools: of the engine.
+            capture: how a graph is captured.
+            buckets: numbers of rows, ascending.
+        """
+        self.eager, self.config = decoder, decoder.config
+        self.attention, self.pools = attention, pools
+        self._capture, self._buckets = capture, buckets
+        self._sampled_buckets = up_to(buckets, sampled_rows(self.config.vocab, buckets[-1]))
+        width = table_width(self.config.max_position, pools.page_size, buckets[-1])
+        self.buffers = Buffers(pools, buckets[-1], width)
+        self._most = min(self.config.max_position, width * pools.page_size)
+        decoder.rope.reserve(self.config.max_position)  # the tables may not move
+        self.layers: dict[int, list[Layers]] = {}  # by rows, then in the order of their reach
+        self._samplers: dict[tuple[int, bool], Callable[[], None]] = {}  # by rows, and whether noise is drawn
+        self._embeds: tuple[Ints, Ints] | None = None  # ids and tokens that are put off
+        self._put_off: PutOff | None = None
+        self._token_of = np.full(pools.sizes.num_embeds, -1, np.int32)  # scratch memory, -1 between uses
+        self.passes = self.replays = 0
+
+    @property
+    def computing(self) -> Callable[[], None]:
+        """See `Decoder.computing`."""
+        return self.eager.computing
+
+    @computing.setter
+    def computing(self, call: Callable[[], None]) -> None:
+        self.eager.computing = call
+
+    @torch.inference_mode()
+    def capture(self, progress: Callable[[str], None] = lambda _: None) -> int:
+        """Capture all graphs, the largest first; return how many."""
+        progress(f"capturing graphs of up to {self._buckets[-1]} rows")
+        for rows in reversed(self._buckets):
+            num_pages, position = self.buffers.set_rows(None, _NO_TOKENS, rows)
+            self.buffers.send(None, rows)
+            made = []
+            for reach in reversed(self.attention.reaches(rows, self._most)):
+                static = self.attention.static(self.buffers.static_rows(rows), reach)
+                static.fill(num_pages, position)
+                made.append(Layers(reach, static, self._capture.graph(partial(self._pass, rows, static))))
+            self.layers[rows] = made[::-1]
+        for rows in reversed(self._sampled_buckets):
+            self.buffers.set_samples(np.zeros(0, np.int32), None, rows)
+            self.buffers.send(None, 0)
+            for drawn in (True, False):
+                self._samplers[rows, drawn] = self._capture.graph(partial(self._choose, rows, drawn=drawn))
+        return sum(map(len, self.layers.values())) + len(self._samplers)
+
+    def _pass(self, rows: int, attention: StaticDecode) -> None:
+        """Embed, pass through the layers and store hidden states: what a graph of layers holds."""
+        eager, embeds = self.eager, self.pools.embeds
+        token, embed, position, page, slot, out = self.buffers.ints(TOKEN, OUT + 1, rows).unbind(0)
+        x = torch.where((token >= 0)[:, None], eager.embedded(token.clamp(min=0)), embeds.index_select(0, embed))
+        embeds.index_copy_(0, embed, x)
+        attention.start()
+        x = eager.layers(x, eager.places(position, page, slot), attention.run, self.pools)
+        embeds.index_copy_(0, out, eager.normed(x))
+
+    def _choose(self, rows: int, *, drawn: bool) -> None:
+        """Multiply with the output matrix and choose tokens: what a graph that samples holds."""
+        buffers = self.buffers
+        (embed,) = buffers.ints(SAMPLED, SAMPLED + 1, rows).unbind(0)
+        logits = self.eager.head(self.pools.embeds.index_select(0, embed))
+        if drawn:
+            temperature, min_p = buffers.floats(TEMPERATURE, rows), buffers.floats(MIN_P, rows)
+            token = draw_whole(logits, temperature, min_p, buffers.noise(rows))
+        else:
+            token = logits.argmax(-1)
+        to_token, to_logprob = buffers.answers(rows)
+        to_token.copy_(token)
+        to_logprob.copy_(logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(-1))
+
+    def embed(self, pools: Pools, embed: Ints, token: Ints) -> None:
+        """See `Decoder.embed`; a batch that a graph may take is put off."""
+        self.finish(pools)
+        if bucket_of(len(embed), self._buckets) is None:
+            self.eager.embed(pools, embed, token)
+        else:
+            self._embeds = embed, token
+
+    @torch.inference_mode()
+    def run(self, plan: ForwardPlan, pools: Pools) -> None:
+        """See `Decoder.run`; a pass that a graph serves is put off."""
+        if self._put_off is not None:
+            self.finish(pools)
+        rows = decode_rows(plan, pools)
+        bucket = None if rows is None else bucket_of(len(rows.embed), self._buckets)
+        if rows is None or bucket is None or (layers := self._reaching(rows, bucket)) is None:
+            self._run_eagerly(plan, pools)
+        else:
+            self._put_off = PutOff(rows, self._tokens(rows, pools), bucket, layers)
+
+    def _reaching(self, rows: DecodeRows, bucket: int) -> Layers | None:
+        longest = int(rows.position.max()) + 1
+        return next((made for made in self.layers[bucket] if longest <= made.reach), None)
+
+    def _run_eagerly(self, plan: ForwardPlan, pools: Pools) -> None:
+        self.finish(pools)
+        self.passes += 1
+        self.eager.run(plan, pools)
+
+    def _tokens(self, rows: DecodeRows, pools: Pools) -> I32:
+        """Take the tokens [N] of the rows from what is put off; -1 where the embed was written before."""
+        token = np.full(len(rows.embed), -1, np.int32)
+        if self._embeds is None:
+            return token
+        if not np.isin(self._embeds[0], rows.embed).all():  # an embed that another command will read
+            self._finish_embeds(pools)
+            return token
+        embed, given = self._embeds
+        self._embeds = None
+        self._token_of[embed] = given
+        token = self._token_of[rows.embed]
+        self._token_of[embed] = -1
+        return token
+
+    def logits(self, pools: Pools, embed: Ints) -> Tensor:
+        """See `Decoder.logits`."""
+        self.finish(pools)
+        return self.eager.logits(pools, embed)
+
+    @torch.inference_mode()
+    def sample(self, pools: Pools, embed: Ints, params: SampleParams, sampler: Sampler) -> tuple[I64, F32]:
+        """See `Decoder.sample`; a graph serves batches without top_k and top_p."""
+        bucket = bucket_of(len(embed), self._sampled_buckets)
+        hot = params.temperature > 0
+        sorting = ((params.top_k > 0) & (params.top_k < self.config.vocab)) | (params.top_p < 1)
+        if bucket is None or (hot & sorting).any():
+            return sampler.sample(self.logits(pools, embed), params)
+        drawn = bool(hot.any())
+        self.buffers.set_samples(embed, params if drawn else None, bucket)
+        if self._embeds is not None:
+            self._finish_embeds(pools)
+        self._launch()
+        self._samplers[bucket, drawn]()
+        answers = self.buffers.read(bucket)
+        self.computing()
+        found = answers.wait()
+        count = len(embed)
+        return found[:count].astype(np.int64), found[bucket : bucket + count].view(np.float32)
+
+    @torch.inference_mode()
+    def finish(self, pools: Pools) -> None:
+        """See `Decoder.finish`."""
+        if self._embeds is not None:
+            self._finish_embeds(pools)
+        if self._put_off is not None:
+            self._launch()
+            self.computing()
+
+    def _finish_embeds(self, pools: Pools) -> None:
+        assert self._embeds is not None
+        embeds, self._embeds = self._embeds, None
+        self.eager.embed(pools, *embeds)
+
+    def _launch(self) -> None:
+        """Send the columns, and replay the layers if a pass was put off."""
+        put_off, self._put_off = self._put_off, None
+        if put_off is None:
+            self.buffers.send(None, 0)
+            return
+        num_pages, position = self.buffers.set_rows(put_off.rows, put_off.token, put_off.bucket)
+        self.buffers.send(put_off.rows, put_off.bucket)
+        put_off.layers.attention.fill(num_pages, position)
+        put_off.layers.replay()
+        self.replays += 1
+        self.passes += 1
