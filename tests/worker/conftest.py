@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tartlet_worker.kernels.build import NotBuilt, build
+from tests.worker import flashinfer_shadow
 from tests.worker.seeds import SEED, seed_of
 
 
@@ -17,6 +18,15 @@ def _kernels() -> None:
         build()
     except NotBuilt:
         return
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _flashinfer() -> Generator[None]:
+    """Let engines on the CPU attend by FlashInfer's shadow, unless a GPU may run the real one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available():
+            flashinfer_shadow.install(patch)
+        yield
 
 
 @pytest.fixture(autouse=True)

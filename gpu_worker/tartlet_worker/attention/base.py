@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from tartlet_worker.csr import I64, take
 from tartlet_worker.pools import Pools
 
 
@@ -110,6 +111,25 @@ class GraphAttention(Protocol):
 
     def static(self, rows: StaticRows, reach: int) -> StaticDecode:
         """Make the attention of one graph, for contexts of at most `reach` columns."""
+
+
+def cut(batch: AttentionBatch, chosen: I64) -> AttentionBatch:
+    """Return a batch of the chosen commands, in this order."""
+    tokens, indptr = take(batch.query_indptr, chosen)
+    pages, positions, tables = batch.pages, batch.column_position, batch.tables
+    if tables is None:
+        pages, positions = pages[chosen], positions[chosen]
+    else:
+        tables = TableColumns(tables.table[chosen], tables.row[chosen], tables.pools)
+    return AttentionBatch(
+        query_indptr=indptr,
+        query_position=batch.query_position[tokens],
+        pages=pages,
+        num_pages=batch.num_pages[chosen],
+        column_position=positions,
+        allowed={i: batch.allowed[b] for i, b in enumerate(chosen.tolist()) if b in batch.allowed},
+        tables=tables,
+    )
 
 
 class Attention(Protocol):

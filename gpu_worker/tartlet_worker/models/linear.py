@@ -66,10 +66,15 @@ class PackedLinear:
         return out
 
 
+def _packs_bf16() -> bool:
+    """Return whether oneDNN multiplies in bf16 here; it refuses processors without AVX-512."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
+
+
 def make_linear(weight: Tensor, bias: Tensor | None, *, batch_invariant: bool) -> Linear:
     """Choose the fastest multiplication for a weight [out, in] on its device."""
     if batch_invariant:
         return BlockedLinear(weight, bias)
-    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():
+    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _packs_bf16():
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)

@@ -1,7 +1,6 @@
 """Chooses how an engine attends, and says why.
 
-`python -m tartlet_worker.torch_engine.attention_choice DEVICE` prints the choice as `name: reason`. The module
-imports neither torch nor Triton before it makes an implementation, so the answer comes at once.
+The module imports neither torch nor Triton nor FlashInfer before it makes an implementation.
 """
 
 from __future__ import annotations
@@ -9,17 +8,20 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tartlet_worker.attention import flashinfer_modules
+
 if TYPE_CHECKING:
+    import torch
+
     from tartlet_worker.attention.base import Attention
     from tartlet_worker.checkpoints.model_config import ModelConfig
     from tartlet_worker.models.kv_store import KvStore
 
-NAMES = ("torch-gather", "torch-chunked", "c", "triton")
+NAMES = ("torch-gather", "torch-chunked", "c", "triton", "flashinfer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Choice:
     why: str
 
 
-def choose(device: str, *, batch_invariant: bool, c_kernel: bool, triton_lacks: str) -> Choice:
+def choose(device: str, *, batch_invariant: bool, c_kernel: bool, triton_lacks: str, flashinfer_lacks: str) -> Choice:
     """Choose for a device.
 
     Args:
@@ -38,11 +40,16 @@ def choose(device: str, *, batch_invariant: bool, c_kernel: bool, triton_lacks: 
         batch_invariant: whether a command's bits may depend on its batch; the C kernel's and Triton's never do.
         c_kernel: whether the C kernel is built, is wanted and takes the model's heads.
         triton_lacks: what keeps Triton's kernels from running here, a clause; "" if nothing does.
+        flashinfer_lacks: the same of FlashInfer's kernels, for this model.
     """
     if device == "cpu" and c_kernel:
         return Choice("c", "the C kernel is built and reads pages in place")
+    if device.startswith("cuda") and not batch_invariant and not flashinfer_lacks:
+        rest = f"gathering, because {triton_lacks}" if triton_lacks else "Triton"
+        return Choice("flashinfer", f"its kernels are there for this model; what they can't do goes to {rest}")
     if device.startswith("cuda") and not triton_lacks:
-        return Choice("triton", "Triton and a C compiler are there, and its kernels read pages in place")
+        why = "batch_invariant needs its tiles of one shape" if batch_invariant else flashinfer_lacks
+        return Choice("triton", f"{why}; Triton and a C compiler are there")
     missing = "the C kernel does not serve this engine" if device == "cpu" else triton_lacks
     if not device.startswith(("cpu", "cuda")):
         missing = f"neither the C kernel nor Triton serves {device}"
@@ -61,7 +68,15 @@ def triton_lacks() -> str:
     return ""
 
 
-def make(name: str, config: ModelConfig, device: str, *, batch_invariant: bool) -> tuple[Attention, KvStore | None]:
+def flashinfer_needs(config: ModelConfig, dtype: str) -> flashinfer_modules.Needs:
+    """Return what a model asks of FlashInfer. `dtype` is as settings name it."""
+    windows = any(window is not None for window in config.windows)
+    return flashinfer_modules.Needs(config.head_dim, dtype, config.group, full=None in config.windows, windows=windows)
+
+
+def make(
+    name: str, config: ModelConfig, device: str, *, batch_invariant: bool, dtype: torch.dtype, page_size: int
+) -> tuple[Attention, KvStore | None]:
     """Make an implementation of attention, and the store of keys and values that goes with it (None: torch's).
 
     Raises:
@@ -73,6 +88,12 @@ def make(name: str, config: ModelConfig, device: str, *, batch_invariant: bool) 
 
         attention = TritonPaged(config.kv_heads, device, group=config.group, batch_invariant=batch_invariant)
         return attention, TritonStore(config)
+    if name == "flashinfer":
+        from tartlet_worker.attention.flashinfer import FlashInfer
+
+        rest = "triton" if device.startswith("cuda") and not triton_lacks() else "torch-gather"
+        others, store = make(rest, config, device, batch_invariant=batch_invariant, dtype=dtype, page_size=page_size)
+        return FlashInfer(config, device, dtype=dtype, page_size=page_size, rest=others), store
     from tartlet_worker.attention.c_kernel import CKernel
     from tartlet_worker.attention.torch_chunked import TorchChunked
     from tartlet_worker.attention.torch_gather import TorchGather
@@ -85,14 +106,3 @@ def make(name: str, config: ModelConfig, device: str, *, batch_invariant: bool) 
     if name not in made:
         raise ValueError(f"attention {name!r} is none of auto, {', '.join(NAMES)}")
     return made[name](config.kv_heads, device), None
-
-
-def main(argv: list[str]) -> int:
-    """Print the choice for a CUDA device, as `name: reason`."""
-    found = choose(argv[0], batch_invariant=False, c_kernel=False, triton_lacks=triton_lacks())
-    print(f"{found.name}: {found.why}")  # noqa: T201 - a command's output
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -16,6 +16,7 @@ from tartlet_common.config.settings import WorkerSettings
 from tartlet_common.engine import defaults
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import OutOfDeviceMemory
+from tartlet_worker.attention import flashinfer_modules
 from tartlet_worker.checkpoints.model_card import read_card
 from tartlet_worker.checkpoints.model_config import ModelConfig, read_config
 from tartlet_worker.checkpoints.tensors import digest, weight_files
@@ -237,10 +238,18 @@ def make_decoder(config: ModelConfig, options: EngineOptions, reader: WeightRead
             batch_invariant=options.batch_invariant,
             c_kernel=options.kernels != "torch" and available() and config.group <= MAX_GROUP,
             triton_lacks=attention_choice.triton_lacks(),
+            flashinfer_lacks=_flashinfer_lacks(config, options),
         )
         log.info("attention is %s: %s", choice.name, choice.why)
         name = choice.name
-    attention, store = attention_choice.make(name, config, options.device, batch_invariant=options.batch_invariant)
+    attention, store = attention_choice.make(
+        name,
+        config,
+        options.device,
+        batch_invariant=options.batch_invariant,
+        dtype=dtype,
+        page_size=options.page_size,
+    )
     return TorchDecoder(
         config,
         reader,
@@ -249,6 +258,14 @@ def make_decoder(config: ModelConfig, options: EngineOptions, reader: WeightRead
         batch_invariant=options.batch_invariant,
         kv_store=store,
     )
+
+
+def _flashinfer_lacks(config: ModelConfig, options: EngineOptions) -> str:
+    """Return what keeps FlashInfer from serving this model on this device, or ""."""
+    if not options.device.startswith("cuda"):
+        return f"FlashInfer doesn't serve {options.device}"
+    capability = ".".join(map(str, torch.cuda.get_device_capability(options.device)))
+    return flashinfer_modules.lacks(attention_choice.flashinfer_needs(config, options.dtype), capability)
 
 
 def make_sampler(options: EngineOptions) -> Sampler:

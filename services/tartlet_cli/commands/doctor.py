@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import os
@@ -72,7 +73,7 @@ def machine() -> Iterator[Check]:
     fits = sys.version_info >= (3, 11)
     yield Check("python", "ok" if fits else "fail", version, "" if fits else "Use Python 3.11 or later.")
     yield from _packages()
-    yield _device()
+    yield from _device()
     yield _compiler()
     yield _component()
     yield from _directories()
@@ -97,23 +98,40 @@ def _packages() -> Iterator[Check]:
         yield Check("torch engine", "ok", ", ".join(_WORKER))
 
 
-def _device() -> Check:
-    """The device that a worker started here would use; torch is asked, in a process of its own, only for a GPU."""
+def _device() -> Iterator[Check]:
+    """Check the device that a worker started here would use; torch is asked, in its own process, only for a GPU."""
     device = os.environ.get("TARTLET_WORKER_DEVICE") or "cpu"
     if not device.startswith("cuda"):
         there = (
             "; this machine has a GPU: set TARTLET_WORKER_DEVICE=cuda to use it" if shutil.which("nvidia-smi") else ""
         )
-        return Check("device", "ok", device + there)
+        yield Check("device", "ok", device + there)
+        return
     count = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
     asked = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=False)
     number = device.partition(":")[2]
     if asked.stdout.strip().isdecimal() and (number or "0").isdecimal() and int(number or 0) < int(asked.stdout):
-        module = "tartlet_worker.torch_engine.attention_choice"
-        choice = subprocess.run([sys.executable, "-m", module, device], capture_output=True, text=True, check=False)
-        attention = choice.stdout.strip() or "unknown"
-        return Check("device", "ok", f"{device}, of {int(asked.stdout)}; attention {attention}")
-    return Check("device", "fail", f"{device}: torch finds no such GPU", "Set TARTLET_WORKER_DEVICE=cpu, or unset it.")
+        yield Check("device", "ok", f"{device}, of {int(asked.stdout)}")
+        yield from _gpu(device)
+        return
+    yield Check("device", "fail", f"{device}: torch finds no such GPU", "Set TARTLET_WORKER_DEVICE=cpu, or unset it.")
+
+
+def _gpu(device: str) -> Iterator[Check]:
+    """Check a GPU and the kernels that a worker would run on it; the worker's own module is asked."""
+    from tartlet_cli.console.places import find_model
+    from tartlet_common.errors.registry import CheckpointMissing
+
+    command = [sys.executable, "-m", "tartlet_worker.torch_engine.gpu_checks", device]
+    with contextlib.suppress(CheckpointMissing):  # the check of the model says so
+        command.append(str(find_model(None)))
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    for line in asked.stdout.splitlines():
+        if line.startswith("{"):  # libraries may print lines of their own
+            yield Check(**json.loads(line))
+    if asked.returncode:
+        last = asked.stderr.strip().rpartition("\n")[2]
+        yield Check("gpu", "fail", last, f"Run `{' '.join(command[1:])}` with this Python to see where it fails.")
 
 
 def _compiler() -> Check:

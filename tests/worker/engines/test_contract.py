@@ -32,7 +32,7 @@ from tests.worker.plain import PlainModel
 from tests.worker.seeds import rng as fresh
 
 NAMES = ["llama3-grouped", "qwen2-window", "qwen3-norms"]
-ATTENTION = ["torch-gather", "torch-chunked", "c"]
+ATTENTION = ["torch-gather", "torch-chunked", "c", "flashinfer"]
 
 
 def drive(name: str, attention: str, page_size: int, **options: Any) -> Driver:

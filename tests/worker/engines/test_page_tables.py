@@ -25,6 +25,7 @@ ENGINES = [
     ("qwen2-window", "float32", {"attention": "torch-gather"}),
     ("qwen3-norms", "float32", {"attention": "torch-chunked"}),
     ("qwen2-window", "float32", {"attention": "c"}),
+    ("qwen2-window", "float32", {"attention": "flashinfer"}),
     ("llama3-grouped", "bfloat16", {"kernels": "auto"}),
 ]
 SIZE = 4

@@ -167,18 +167,28 @@ def test_every_kernel_compiles_for_an_h100_within_its_shared_memory(tmp_path: Pa
 @pytest.mark.parametrize(
     ("device", "invariant", "c_kernel", "lacks", "name"),
     [
-        ("cpu", False, True, "", "c"),
-        ("cpu", True, False, "", "torch-chunked"),
-        ("cuda", True, True, "", "triton"),
-        ("cuda:1", False, False, "Triton is not installed", "torch-gather"),
+        ("cpu", False, True, ("", ""), "c"),
+        ("cpu", True, False, ("", ""), "torch-chunked"),
+        ("cuda", True, True, ("", ""), "triton"),
+        ("cuda", False, False, ("", ""), "flashinfer"),
+        ("cuda", False, False, ("no Triton", ""), "flashinfer"),
+        ("cuda", False, False, ("", "no FlashInfer"), "triton"),
+        ("cuda:1", False, False, ("no Triton", "no FlashInfer"), "torch-gather"),
+        ("cuda:1", True, False, ("no Triton", ""), "torch-chunked"),
     ],
 )
 def test_the_choice_names_what_is_missing(
-    device: str, lacks: str, name: str, *, invariant: bool, c_kernel: bool
+    device: str, lacks: tuple[str, str], name: str, *, invariant: bool, c_kernel: bool
 ) -> None:
-    choice = choose(device, batch_invariant=invariant, c_kernel=c_kernel, triton_lacks=lacks)
+    triton, flashinfer = lacks
+    choice = choose(
+        device, batch_invariant=invariant, c_kernel=c_kernel, triton_lacks=triton, flashinfer_lacks=flashinfer
+    )
     assert choice.name == name
-    assert lacks in choice.why
+    if device != "cpu":
+        assert triton in choice.why
+    if name == "triton":
+        assert flashinfer in choice.why
 
 
 @pytest.mark.gpu

@@ -26,11 +26,14 @@ class Model(NamedTuple):
     name: str
     kernels: str = "auto"  # C where they are built
     device: str = "cpu"
+    attention: str = "auto"
 
 
 CUDA = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"))
+SHADOW = pytest.mark.skipif(torch.cuda.is_available(), reason="FlashInfer itself may be there, in place of its shadow")
 OTHERS = [
     *(pytest.param(Model(name, "torch"), id=f"{name}-torch") for name in FEW),  # what other devices run
+    *(pytest.param(Model(name, attention="flashinfer"), id=f"{name}-flashinfer", marks=SHADOW) for name in FEW),
     pytest.param(Model("qwen3-window", device="cuda"), id="qwen3-window-cuda", marks=CUDA),
 ]
 EVERY = [*(pytest.param(Model(name), id=name) for name in CONFIGS), *OTHERS]
@@ -44,7 +47,7 @@ def model(request: Any) -> Model:
 
 def engine(model: Model, **options: Any) -> Driver:
     sizes = {"dtype": "float32", "num_pages": 64, "num_embeds": 512}
-    where = {"kernels": model.kernels, "device": model.device}
+    where = {"kernels": model.kernels, "device": model.device, "attention": model.attention}
     return Driver(load_engine(checkpoint(model.name), **{**sizes, **where, **options}))
 
 

@@ -1,0 +1,267 @@
+"""The compiled modules that the FlashInfer path loads: their names, our variant's source, and how they are built.
+
+FlashInfer compiles a module when it is first needed, with ninja, a C++ compiler and nvcc. A module that lies in the
+package as `data/aot/NAME/NAME.so` is loaded as it is, with no compiler. `python -m
+tartlet_worker.attention.flashinfer_modules` puts modules there; the image for CUDA is built with it.
+
+This module imports neither torch nor FlashInfer before it builds, so that it can be asked at once what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+VERSION = "0.7.2.post1"
+"""The release of flashinfer-python whose sources, signatures and module names this path was written against."""
+HEAD_DIMS = (64, 128, 256)
+DTYPES = ("bfloat16",)
+CORE_GROUPS = (1, 2, 3)
+"""Query heads for each key head with which decoding is faster without tensor cores."""
+MANIFEST = "tartlet.json"
+"""The file beside the built modules that tells for which devices they were built."""
+QUANTIZATION = "quantization"
+"""The module that packs masks into bits."""
+
+SEEN_NAME = "SeenAttention"
+SEEN_SOURCE = r"""
+namespace flashinfer {
+DEFINE_HAS_MEMBER(paged_kv)
+}
+
+// A column is seen if its slot's position is at most the query's and within the window.
+struct SeenAttention : AttentionVariantBase {
+  static constexpr bool use_softmax = true;
+  uint32_t window_left, qo_len, kv_len;
+  float sm_scale_log2;
+
+  template <typename Params>
+  __device__ __host__ SeenAttention(const Params& params, uint32_t batch_idx, uint8_t* smem_ptr) {
+    qo_len = params.get_qo_len(batch_idx);
+    kv_len = params.get_kv_len(batch_idx);
+    window_left = kv_len;
+    sm_scale_log2 = params.sm_scale * math::log2e;
+  }
+
+  REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
+    bool mask = false;
+    if constexpr (has_paged_kv_v<Params>) {  // the kernels without pages are compiled too, and never run
+      if (qo_idx < qo_len && kv_idx < kv_len) {
+        uint32_t rank, slot;
+        params.paged_kv.page_size.divmod(kv_idx, rank, slot);
+        const uint32_t page_size = params.paged_kv.page_size;
+        const uint64_t page = params.paged_kv.indices[params.paged_kv.indptr[batch_idx] + rank];
+        const int32_t position = params.seen[page * page_size + slot];
+        const int32_t at = params.position[params.q_indptr[batch_idx] + qo_idx];
+        mask = position <= at && int64_t(at) - position < params.window;
+      }
+    }
+    return mask;
+  })
+};
+"""
+SEEN_OPTIONS = {"paged_kv_stride_mode": "equal"}  # keys and values lie alike
+
+
+def seen_module(head_dim: int, dtype: str) -> str:
+    """Return the name of the module with `SEEN_SOURCE`."""
+    return f"tartlet_seen_1_{_SHORT.get(dtype, dtype)}_head_dim_{head_dim}"
+
+
+def seen_arguments(head_dim: int, dtype: Any, index: Any) -> list[Any]:
+    """Return `jit_args` of a prefill wrapper with `SEEN_SOURCE`.
+
+    Args:
+        head_dim: of queries, keys and values.
+        dtype: torch's, of the same.
+        index: torch.int32.
+
+    A call of `run` then ends in (seen rows [slots] int32, query positions [T] int32, scale, window).
+    """
+    return [
+        seen_module(head_dim, str(dtype).removeprefix("torch.")), dtype, dtype, dtype, index, head_dim, head_dim,
+        ["seen", "position"], ["int32_t", "int32_t"], ["sm_scale", "window"], ["double", "int64_t"],
+        SEEN_NAME, SEEN_SOURCE,
+    ]  # fmt: skip
+
+
+_SHORT = {"bfloat16": "bf16", "float16": "f16"}
+
+
+def _module(kind: str, head_dim: int, dtype: str, end: str, *, windows: bool) -> str:
+    kinds = "".join(f"_dtype_{x}_{_SHORT[dtype]}" for x in ("q", "kv", "o"))
+    dims = f"head_dim_qk_{head_dim}_head_dim_vo_{head_dim}"
+    name = f"batch_{kind}_with_kv_cache{kinds}_dtype_idx_i32_{dims}_posenc_0_use_swa_{windows}_use_logits_cap_False"
+    return name + end
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a model asks of FlashInfer."""
+
+    head_dim: int
+    dtype: str  # as settings name it
+    group: int  # query heads for each key head
+    full: bool = True  # whether some layers have no window
+    windows: bool = False  # whether some layers have one
+
+    def modules(self) -> list[str]:
+        """Return the names of the modules, as FlashInfer names them."""
+        of = (self.head_dim, self.dtype)
+        prefill = [False, *([True] if self.windows else [])]  # masks take the module without windows
+        names = [_module("prefill", *of, "_f16qk_False_kv_stride_equal", windows=w) for w in prefill]
+        if self.group in CORE_GROUPS:
+            names += [
+                _module("decode", *of, "", windows=w)
+                for w, there in ((False, self.full), (True, self.windows))
+                if there
+            ]
+        return [*names, seen_module(*of), QUANTIZATION]
+
+
+def package() -> Path | None:
+    """Return the directory of the installed package, or None. FlashInfer isn't imported."""
+    spec = util.find_spec("flashinfer")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+def lacks(needs: Needs, capability: str, root: Path | None = None) -> str:
+    """Return what keeps the FlashInfer path from serving a model on this machine, a clause, or "" if nothing does.
+
+    Args:
+        needs: of the model.
+        capability: of the device, such as "9.0".
+        root: the package's directory; None: the installed one.
+    """
+    if needs.dtype not in DTYPES:
+        return f"FlashInfer's kernels don't take {needs.dtype}"
+    if needs.head_dim not in HEAD_DIMS:
+        return f"FlashInfer has no kernels for heads of {needs.head_dim}"
+    root = root or package()
+    if root is None:
+        return "flashinfer-python is not installed; it comes with tartlet[flashinfer]"
+    try:
+        version = metadata.version("flashinfer-python")
+    except metadata.PackageNotFoundError:
+        version = "of unknown version"
+    if version != VERSION:
+        return f"flashinfer-python is {version}, and only {VERSION} is tested"
+    missing = [name for name in needs.modules() if not built(root, name, capability)]
+    tools = _tools_lack()
+    if missing and tools:
+        return f"{len(missing)} of FlashInfer's modules aren't built ({missing[0]}), and {tools}"
+    return ""
+
+
+def built(root: Path, name: str, capability: str) -> bool:
+    """Return whether the package has a module, built for devices of this capability."""
+    if not (root / "data" / "aot" / name / f"{name}.so").is_file():
+        return False
+    try:
+        said = json.loads((root / "data" / "aot" / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return False
+    archs = [str(arch).rstrip("af") for arch in said.get("architectures", [])]
+    return said.get("version") == VERSION and capability in archs
+
+
+def _tools_lack() -> str:
+    """Return what building modules lacks here, a clause, or ""."""
+    if os.environ.get("FLASHINFER_DISABLE_JIT"):
+        return "FLASHINFER_DISABLE_JIT forbids to build them"
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    nvcc = shutil.which("nvcc") or shutil.which(str(Path(home) / "bin" / "nvcc"))
+    there = {"nvcc": nvcc, "ninja": shutil.which("ninja"), "c++": shutil.which(os.environ.get("CXX", "c++"))}
+    absent = [name for name, path in there.items() if path is None]
+    if absent:
+        return f"building them needs {' and '.join(absent)}"
+    cache = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home())
+    return "" if os.access(cache, os.W_OK) else f"{cache} isn't writable (FLASHINFER_WORKSPACE_BASE names another)"
+
+
+def every_need() -> Iterator[Needs]:
+    """All that models can ask for, for an image that serves any of them."""
+    for head_dim in HEAD_DIMS:
+        for dtype in DTYPES:
+            yield Needs(head_dim, dtype, group=CORE_GROUPS[0], full=True, windows=True)
+
+
+def specs(needs: Needs) -> dict[str, Any]:
+    """Return FlashInfer's recipe for each module by name; FlashInfer is imported, and writes the sources."""
+    import torch
+    from flashinfer.jit.attention import modules
+    from flashinfer.jit.quantization import gen_quantization_module
+
+    dtype, dim = getattr(torch, needs.dtype), needs.head_dim
+    kinds = (dtype, dtype, dtype, torch.int32, dim, dim, 0)
+    made = [
+        *(
+            modules._gen_batch_prefill_primary_module("fa2", *kinds, windows, False, False)  # noqa: SLF001 - what its wrappers load
+            for windows in (False, True)
+        ),
+        *(modules.gen_batch_decode_module(*kinds, windows, False) for windows in (False, True)),
+        modules.gen_customize_batch_prefill_module("fa2", *seen_arguments(dim, dtype, torch.int32), **SEEN_OPTIONS),
+        gen_quantization_module(),
+    ]
+    found = {spec.name: spec for spec in made}
+    return {name: found[name] for name in needs.modules()}
+
+
+def build(wanted: list[Needs], root: Path, architectures: str, only: str = "") -> list[str]:
+    """Build modules into the package, and say in `MANIFEST` for which devices.
+
+    Args:
+        wanted: what models ask for.
+        root: the package's directory.
+        architectures: such as "9.0a", separated by spaces.
+        only: a part of the names of modules to build; "": all.
+
+    Returns:
+        The names of the modules.
+    """
+    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = architectures
+    found: dict[str, Any] = {}
+    for needs in wanted:
+        found |= specs(needs)
+    aot = root / "data" / "aot"
+    names = [name for name in found if only in name]
+    for name in names:
+        found[name].build()
+        target = aot / name / f"{name}.so"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(found[name].jit_library_path, target)
+    said = {"version": VERSION, "architectures": architectures.split(), "modules": names}
+    (aot / MANIFEST).write_text(json.dumps(said, indent=1))
+    return names
+
+
+def main(argv: list[str]) -> int:
+    """Build the modules that this program is asked for."""
+    parser = argparse.ArgumentParser(description="Build FlashInfer's modules into its package.")
+    parser.add_argument("--architectures", default="9.0a", help="compute capabilities, separated by spaces")
+    parser.add_argument("--only", default="", help="build modules whose names have this part")
+    parser.add_argument("--list", action="store_true", help="print the modules' names and build nothing")
+    args = parser.parse_args(argv)
+    root = package()
+    if root is None:
+        print("flashinfer-python is not installed", file=sys.stderr)  # noqa: T201 - a command's output
+        return 1
+    wanted = list(every_need())
+    if args.list:
+        names = list(dict.fromkeys(name for needs in wanted for name in needs.modules()))
+    else:
+        names = build(wanted, root, args.architectures, args.only)
+    print("\n".join(names))  # noqa: T201 - a command's output
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,225 @@
+"""What `tartlet doctor` finds out about a CUDA device and the kernels that a worker would run there.
+
+`python -m tartlet_worker.torch_engine.gpu_checks DEVICE [MODEL]` prints one JSON object a line: name, status ("ok",
+"warn" or "fail"), found, remedy. Each check stands for itself: an error in one is its finding, and the next one runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tartlet_worker.attention import flashinfer_modules
+from tartlet_worker.attention.base import Attention, AttentionBatch
+from tartlet_worker.attention.torch_gather import TorchGather
+from tartlet_worker.checkpoints.model_config import ModelConfig, RopeConfig, read_config
+from tartlet_worker.pools import FAR
+from tartlet_worker.torch_engine import attention_choice
+from tartlet_worker.torch_engine.fast_path import resolve_dtype
+
+CLOSE = 2e-2
+"""How far bf16 results of two implementations may differ, for values around 1."""
+PARAMETERS = {
+    "BatchDecodeWithPagedKVCacheWrapper": {
+        "__init__": ("float_workspace_buffer", "kv_layout", "use_tensor_cores", "backend"),
+        "_plan_impl": (
+            "indptr", "indices", "last_page_len", "num_qo_heads", "num_kv_heads", "head_dim", "page_size",
+            "window_left", "q_data_type", "kv_data_type", "o_data_type", "sm_scale",
+        ),
+        "run": ("q", "paged_kv_cache", "out", "enable_pdl"),
+    },
+    "BatchPrefillWithPagedKVCacheWrapper": {
+        "__init__": (
+            "float_workspace_buffer", "kv_layout", "backend", "jit_args", "jit_kwargs", "variant_owns_mask",
+        ),
+        "plan": (
+            "qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", "num_qo_heads",
+            "num_kv_heads", "head_dim_qk", "page_size", "custom_mask", "causal", "window_left", "q_data_type",
+            "kv_data_type", "o_data_type", "sm_scale",
+        ),
+        "run": ("q", "paged_kv_cache", "args", "out", "enable_pdl"),
+    },
+}  # fmt: skip
+"""The parameters of FlashInfer's wrappers that `attention.flashinfer` gives or counts on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of `tartlet doctor`."""
+
+    name: str
+    status: str
+    found: str
+    remedy: str = ""
+
+
+def default_config() -> ModelConfig:
+    """Return the shape that is checked where no model is named: Llama 3's heads."""
+    return ModelConfig(
+        family="llama", dim=1024, layers=1, heads=8, kv_heads=2, head_dim=128, ffn=1024, vocab=8, norm_eps=1e-5,
+        max_position=1024, rope=RopeConfig(1e4), windows=(None,),
+    )  # fmt: skip
+
+
+def checks(device: str, config: ModelConfig, dtype: str) -> Iterator[Finding]:
+    """Check a CUDA device for a model."""
+    yield _device(device)
+    needs = attention_choice.flashinfer_needs(config, dtype)
+    capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    triton, flashinfer = attention_choice.triton_lacks(), flashinfer_modules.lacks(needs, capability)
+    choice = attention_choice.choose(
+        device, batch_invariant=False, c_kernel=False, triton_lacks=triton, flashinfer_lacks=flashinfer
+    )
+    yield Finding("attention", "ok", f"{choice.name}: {choice.why}")
+    yield triton_finding(device, config, triton)
+    yield from flashinfer_findings(device, config, dtype, flashinfer, capability)
+
+
+def _device(device: str) -> Finding:
+    free, total = torch.cuda.mem_get_info(device)
+    major, minor = torch.cuda.get_device_capability(device)
+    name = torch.cuda.get_device_name(device)
+    found = (
+        f"{name}, capability {major}.{minor}, {free >> 20} of {total >> 20} MiB free, torch's CUDA {torch.version.cuda}"
+    )
+    if (major, minor) == (9, 0):
+        return Finding("gpu", "ok", found)
+    return Finding("gpu", "warn", found, "The kernels are written for H100 and H200 (9.0); others are untried.")
+
+
+def triton_finding(device: str, config: ModelConfig, lacks: str) -> Finding:
+    """Run one small batch by Triton's kernels."""
+    remedy = "Install Triton and gcc: without them pages are gathered, which is several times slower."
+    if lacks:
+        return Finding("triton", "warn", lacks, remedy)
+    cache = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache):
+            pass
+    except OSError as error:
+        return Finding(
+            "triton", "fail", f"{cache}: {error}", "Set TRITON_CACHE_DIR to a directory that can be written."
+        )
+    return _compared("triton", device, config, "Set TARTLET_WORKER_DEVICE=cpu, and report this with the GPU's name.")
+
+
+def flashinfer_findings(device: str, config: ModelConfig, dtype: str, lacks: str, capability: str) -> Iterator[Finding]:
+    """Check FlashInfer's package, its modules, and one small batch of each class."""
+    if lacks:
+        build = f"python -m tartlet_worker.attention.flashinfer_modules --architectures {capability}a"
+        remedy = f"Install tartlet[flashinfer] and run `{build}`; without it Triton's kernels serve."
+        yield Finding("flashinfer", "warn", lacks, remedy)
+        return
+    again = f"Install flashinfer-python=={flashinfer_modules.VERSION}."
+    try:
+        module = importlib.import_module("flashinfer")
+        changed = parameters_lack(module)
+    except Exception as error:  # noqa: BLE001 - whatever its import raises is the finding
+        yield Finding("flashinfer", "fail", f"{type(error).__name__}: {error}", again)
+        return
+    if changed:
+        yield Finding("flashinfer", "fail", changed, again)
+        return
+    archs = os.environ.get("FLASHINFER_CUDA_ARCH_LIST", "")
+    if archs and not any(arch.rstrip("af") == capability for arch in archs.split()):
+        remedy = f"Unset FLASHINFER_CUDA_ARCH_LIST, or add {capability}a."
+        yield Finding("flashinfer", "fail", f"FLASHINFER_CUDA_ARCH_LIST is {archs}", remedy)
+        return
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        yield Finding(
+            "flashinfer tensors",
+            "warn",
+            "torch lacks an attribute, so tvm-ffi compiles an add-on",
+            "Use a newer torch.",
+        )
+    root = flashinfer_modules.package()
+    needs = attention_choice.flashinfer_needs(config, dtype)
+    later = [n for n in needs.modules() if root is None or not flashinfer_modules.built(root, n, capability)]
+    found = (
+        f"{module.__version__}, all modules built" if not later else f"{len(later)} modules are compiled when needed"
+    )
+    yield Finding("flashinfer", "ok", found)
+    yield _compared(
+        "flashinfer", device, config, "Set FLASHINFER_DISABLE_JIT=1 and remove data/aot to fall back to Triton."
+    )
+
+
+def parameters_lack(module: object) -> str:
+    """Return which parameter of FlashInfer's wrappers is missing, a clause, or ""."""
+    for wrapper, methods in PARAMETERS.items():
+        for method, names in methods.items():
+            there = inspect.signature(getattr(getattr(module, wrapper), method)).parameters
+            missing = [name for name in names if name not in there]
+            if missing:
+                return f"{wrapper}.{method} has no parameter {missing[0]}"
+    return ""
+
+
+def small_batch() -> tuple[AttentionBatch, int]:
+    """Return a batch with a command of each class and a query that sees nothing, in pages of 4, and its pages."""
+    pages = np.arange(20, dtype=np.int32).reshape(4, 5)
+    positions = np.full((4, 20), FAR, np.int32)
+    positions[0, :18] = positions[1, :18] = positions[2, :18] = positions[3, :18] = np.arange(18)
+    positions[2, [1, 5, 6]] = FAR
+    mask = np.zeros((2, 20), np.bool_)
+    mask[1, 3:9] = True
+    query = np.array([17, 15, 16, 17, 17, 16, 17], np.int32)
+    indptr = np.array([0, 1, 4, 5, 7])
+    return AttentionBatch(indptr, query, pages, np.full(4, 5, np.int32), positions, {3: mask}), 20
+
+
+def _compared(name: str, device: str, config: ModelConfig, remedy: str) -> Finding:
+    """Hold an implementation against gathered pages, in bf16, on the device."""
+    try:
+        error = difference(name, device, config, torch.bfloat16)
+    except Exception as caught:  # noqa: BLE001 - whatever a kernel raises is the finding
+        return Finding(f"{name} kernels", "fail", f"{type(caught).__name__}: {caught}", remedy)
+    if error > CLOSE:
+        return Finding(f"{name} kernels", "fail", f"results differ by {error:.3g} from gathered pages", remedy)
+    return Finding(f"{name} kernels", "ok", f"ran; at most {error:.1g} from gathered pages")
+
+
+def difference(name: str, device: str, config: ModelConfig, dtype: torch.dtype) -> float:
+    """Return how far the results of an implementation are from those of gathered pages in float32, at most."""
+    batch, pages = small_batch()
+    made: Attention
+    made, _ = attention_choice.make(name, config, device, batch_invariant=False, dtype=dtype, page_size=4)
+    generator = torch.Generator(device).manual_seed(1)
+    heads = (config.heads, config.head_dim)
+    q = torch.randn(7, *heads, dtype=dtype, device=device, generator=generator)
+    kv = torch.randn(2, pages, config.kv_heads, 4, config.head_dim, dtype=dtype, device=device, generator=generator)
+    truth = TorchGather(config.kv_heads, device)
+    prepared, wanted = made.prepare(batch), truth.prepare(batch)
+    worst = 0.0
+    for window in dict.fromkeys(config.windows):
+        got = made.run(prepared, q, kv, window).float()
+        want = truth.run(wanted, q.float(), kv.float(), window)
+        error = (got - want).abs().max().item()
+        worst = max(worst, error) if error == error else float("inf")  # noqa: PLR0124 - a NaN isn't equal to itself
+    return worst
+
+
+def main(argv: list[str]) -> int:
+    """Print the findings for a device and perhaps a model."""
+    config, dtype = default_config(), "bfloat16"
+    if len(argv) > 1:
+        config = read_config(Path(argv[1]))
+        dtype = resolve_dtype(os.environ.get("TARTLET_WORKER_DTYPE") or "auto", config)
+    for finding in checks(argv[0], config, dtype):
+        print(json.dumps(asdict(finding)), flush=True)  # noqa: T201 - a command's output
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,95 @@
+"""What `tartlet doctor` says of kernels, over the shadow of FlashInfer, and what the FlashInfer path lacks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tartlet_worker.attention import flashinfer_modules as modules
+from tartlet_worker.attention.shape import Shape, classify
+from tartlet_worker.torch_engine import gpu_checks
+from tests.worker import flashinfer_shadow
+
+NEEDS = modules.Needs(head_dim=128, dtype="bfloat16", group=4)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with all modules built for 9.0a, and no tools to build any."""
+    monkeypatch.setattr(metadata, "version", lambda _: modules.VERSION)
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+    aot = tmp_path / "data" / "aot"
+    for name in NEEDS.modules():
+        (aot / name).mkdir(parents=True)
+        (aot / name / f"{name}.so").touch()
+    (aot / modules.MANIFEST).write_text(json.dumps({"version": modules.VERSION, "architectures": ["9.0a"]}))
+    return tmp_path
+
+
+def test_nothing_is_missing_where_all_modules_are_built(installed: Path) -> None:
+    assert modules.lacks(NEEDS, "9.0", installed) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "capability", "said"),
+    [
+        ({"dtype": "float32"}, "9.0", "float32"),
+        ({"head_dim": 80}, "9.0", "80"),
+        ({"windows": True}, "9.0", "use_swa_True"),
+        ({"group": 2}, "9.0", "batch_decode"),
+        ({}, "8.0", "aren't built"),
+    ],
+)
+def test_the_reason_names_what_is_missing(installed: Path, change: dict[str, Any], capability: str, said: str) -> None:
+    assert said in modules.lacks(replace(NEEDS, **change), capability, installed)
+
+
+def test_another_release_is_not_taken(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: "0.7.3")
+    assert "0.7.3" in modules.lacks(NEEDS, "9.0", installed)
+
+
+def test_the_small_batch_has_every_class_that_flashinfer_runs() -> None:
+    batch, _ = gpu_checks.small_batch()
+    assert set(classify(batch, windowed=False).shape) == {Shape.DECODE, Shape.APPEND, Shape.SEEN, Shape.MASKED}
+
+
+def test_kernels_that_agree_are_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    flashinfer_shadow.install(monkeypatch, anything=False)
+    said = list(gpu_checks.flashinfer_findings("cpu", gpu_checks.default_config(), "bfloat16", "", "9.0"))
+    assert [finding.status for finding in said] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("fault", ["wrong", "raises", "nan"])
+def test_kernels_that_fail_are_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    flashinfer_shadow.install(monkeypatch, anything=False)
+
+    def run(self: Any, q: torch.Tensor, cache: Any, *args: Any, out: torch.Tensor, **_: Any) -> torch.Tensor:
+        if fault == "raises":
+            raise RuntimeError("no kernel image is available")
+        return out.fill_(float("nan") if fault == "nan" else 0.5)
+
+    monkeypatch.setattr(flashinfer_shadow.BatchPrefillWithPagedKVCacheWrapper, "run", run)
+    *_, said = gpu_checks.flashinfer_findings("cpu", gpu_checks.default_config(), "bfloat16", "", "9.0")
+    assert said.status == "fail"
+    assert said.remedy
+
+
+def test_a_package_without_a_parameter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    flashinfer_shadow.install(monkeypatch)
+    assert gpu_checks.parameters_lack(flashinfer_shadow) == ""
+    monkeypatch.setattr(flashinfer_shadow.BatchDecodeWithPagedKVCacheWrapper, "_plan_impl", lambda self, indptr: None)
+    said = next(gpu_checks.flashinfer_findings("cpu", gpu_checks.default_config(), "bfloat16", "", "9.0"))
+    assert said.status == "fail"
+
+
+def test_triton_is_held_against_gathered_pages_and_its_absence_is_a_warning() -> None:
+    config = replace(gpu_checks.default_config(), head_dim=16)
+    assert gpu_checks.triton_finding("cpu", config, "").status == "ok"
+    assert gpu_checks.triton_finding("cpu", config, "Triton is not installed").status == "warn"
