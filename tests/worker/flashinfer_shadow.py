@@ -47,6 +47,8 @@ class _Paged:
         assert backend == "fa2", "auto turns to fa3, which takes no masks"
         self.device = float_workspace_buffer.device
         self.plans = 0
+        self._int_workspace_buffer = torch.zeros(16, dtype=torch.uint8, device=self.device)
+        self._pin_memory_int_workspace_buffer = torch.zeros(16, dtype=torch.uint8)
 
     def _note(
         self, q_indptr: Tensor, indptr: Tensor, indices: Tensor, last: Tensor, heads: int, kv_heads: int, head_dim: int,
@@ -69,7 +71,9 @@ class _Paged:
         assert len(set(dtypes)) == 1
         assert dtypes[0] in DTYPES
         self.plans += 1
-        self._indptr, self._indices, self._q_indptr = indptr.clone(), indices, q_indptr.clone()
+        # On the host: in a capture nothing may be read back.
+        self._indptr, self._q_indptr = indptr.tolist(), q_indptr.tolist()
+        self._indices = indices
         self._length = ((pages - 1) * page_size + last).tolist()
         self._shape = heads, kv_heads, head_dim, page_size
         self._dtype, self._scale = dtypes[0], head_dim**-0.5 if sm_scale is None else sm_scale
@@ -82,15 +86,15 @@ class _Paged:
         heads, kv_heads, head_dim, page_size = self._shape
         for name, tensor in (("q", q), ("k", cache[0]), ("v", cache[1])):
             check(tensor, name, self._dtype, self.device)
-        assert q.shape == (int(self._q_indptr[-1]), heads, head_dim)
+        assert q.shape == (self._q_indptr[-1], heads, head_dim)
         assert cache[0].shape == cache[1].shape
         assert cache[0].shape[1:] == (kv_heads, page_size, head_dim)
         out = torch.empty_like(q) if out is None else out
         check(out, "out", self._dtype, self.device)
         assert out.shape == q.shape
         for b, length in enumerate(self._length):
-            first, last = int(self._q_indptr[b]), int(self._q_indptr[b + 1])
-            pages = self._indices[int(self._indptr[b]) : int(self._indptr[b + 1])].long()
+            first, last = self._q_indptr[b], self._q_indptr[b + 1]
+            pages = self._indices[self._indptr[b] : self._indptr[b + 1]].long()
             # a masked column is 0 * V in the real kernels, so a NaN there reaches the row, as it does here
             k, v = (
                 c[pages]
@@ -183,7 +187,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
             assert fixed_split_size is None
         if self._graph:
             frozen = (len(last_page_len), num_qo_heads, num_kv_heads, head_dim, page_size, window_left, q_data_type)
-            assert self._frozen in {None, frozen}, "a graph's shape is frozen"
+            assert self._frozen in (None, frozen), "a graph's shape is frozen"
             assert len(last_page_len) == len(self._buffers[2])  # type: ignore[arg-type]
             assert len(indices) <= len(self._buffers[1])  # type: ignore[arg-type]
             self._frozen = frozen
@@ -312,8 +316,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
         if self._variant:
             seen, position, _, window = self._given
             size = self._shape[3]
-            pages = self._indices[int(self._indptr[b]) : int(self._indptr[b + 1])]
-            at = position[int(self._q_indptr[b]) + query].long()
+            pages = self._indices[self._indptr[b] : self._indptr[b + 1]]
+            at = position[self._q_indptr[b] + query].long()
             found = seen[pages.long()[column // size] * size + column % size].long()
             within: Tensor = (found <= at) & (at - found < window)
             return within

@@ -17,15 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tartlet_worker.attention.base import Attention, AttentionBatch, cut
+from tartlet_worker.attention.base import Attention, AttentionBatch, StaticRows, cut
 from tartlet_worker.attention.flashinfer_modules import CORE_GROUPS, SEEN_OPTIONS, seen_arguments
+from tartlet_worker.attention.flashinfer_static import FlashInferStatic, Shared
 from tartlet_worker.attention.seen_rows import SeenRows
 from tartlet_worker.attention.shape import Shape, Shapes, classify
 from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.csr import I64, indptr_of, owners, take, within
 
-WORKSPACE_BYTES = 128 << 20
-"""Room for partial results of long contexts, shared by all wrappers: kernels of one stream run one after the other."""
+WORKSPACE_BYTES = 256 << 20
+"""Room for partial results of each 32 heads, shared by all wrappers: kernels of one stream run one after the other."""
 NO_WINDOW = 2**31 - 1
 _ALIGNED = 64
 """Integers between the starts of arrays that travel in one copy: each starts at a multiple of 256 bytes."""
@@ -84,10 +85,11 @@ class FlashInfer:
         self._scale = config.head_dim**-0.5
         self._cores = config.group in CORE_GROUPS
         with torch.inference_mode(mode=False):
-            self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+            self._workspace = torch.zeros(WORKSPACE_BYTES * -(-config.heads // 32), dtype=torch.uint8, device=device)
         self._seen = SeenRows(page_size, device)
         self._wrappers: dict[tuple[Shape, int | None], Any] = {}
-        self._planned: dict[tuple[Shape, int | None], torch.cuda.Event] = {}
+        self._planned: dict[Any, torch.cuda.Event] = {}  # by what is planned: its last plan has left the host
+        self._shared: Shared | None = None  # by graphs
 
     def prepare(self, batch: AttentionBatch) -> list[Part | Rest]:
         """See `Attention.prepare`."""
@@ -183,7 +185,8 @@ class FlashInfer:
             return Part(tokens, dict.fromkeys(self._windows, wrapper), arguments)
         for window in self._windows:
             if shape == Shape.DECODE:
-                self._plan_decode(window, lists)
+                wrapper = self._wrapper(shape, window)
+                self._plan_decode(wrapper, (shape, window), window, lists.indptr, lists.indices, lists.last_page)
             elif shape == Shape.APPEND:
                 self._plan_prefill(shape, window, lists, causal=True, window_left=_left(window))
             else:
@@ -199,9 +202,7 @@ class FlashInfer:
             return found
         with torch.inference_mode(mode=False):
             if shape == Shape.DECODE:
-                made = self._module.BatchDecodeWithPagedKVCacheWrapper(
-                    self._workspace, "HND", use_tensor_cores=not self._cores, backend="fa2"
-                )
+                made = self._decode_wrapper()
             elif shape == Shape.SEEN:
                 made = self._module.BatchPrefillWithPagedKVCacheWrapper(
                     self._workspace,
@@ -216,13 +217,35 @@ class FlashInfer:
         self._wrappers[shape, window] = made
         return made
 
-    def _plan_decode(self, window: int | None, lists: Lists) -> None:
-        wrapper = self._wrapper(Shape.DECODE, window)
-        with self._one_plan(Shape.DECODE, window):
+    def _decode_wrapper(self, **buffers: Any) -> Any:
+        return self._module.BatchDecodeWithPagedKVCacheWrapper(
+            self._workspace, "HND", use_tensor_cores=not self._cores, backend="fa2", **buffers
+        )
+
+    def reaches(self, rows: int, most: int) -> tuple[int, ...]:
+        """See `GraphAttention.reaches`. A plan adapts to any length, so one graph serves all."""
+        return (most,)
+
+    def static(self, rows: StaticRows, reach: int) -> FlashInferStatic:
+        """See `GraphAttention.static`."""
+        if self._shared is None or len(self._shared.indices) < rows.pages.numel():
+            with torch.inference_mode(mode=False):
+                indices = torch.zeros(rows.pages.numel(), dtype=torch.int32, device=self._device)
+            self._shared = Shared(indices)
+
+        def plan(wrapper: Any, window: int | None, indptr: Tensor, indices: Tensor, last_page: Tensor) -> None:
+            self._plan_decode(wrapper, ("graphs", window), window, indptr, indices, last_page)
+
+        return FlashInferStatic(rows, self._windows, self._shared, self._decode_wrapper, plan)
+
+    def _plan_decode(
+        self, wrapper: Any, planned: Any, window: int | None, indptr: Tensor, indices: Tensor, last_page: Tensor
+    ) -> None:
+        with self._one_plan(planned):
             wrapper.plan(
-                lists.indptr,
-                lists.indices,
-                lists.last_page,
+                indptr,
+                indices,
+                last_page,
                 self._heads,
                 self._kv_heads,
                 self._dim,
@@ -236,7 +259,7 @@ class FlashInfer:
 
     def _plan_prefill(self, shape: Shape, window: int | None, lists: Lists, **options: Any) -> None:
         wrapper = self._wrapper(shape, window)
-        with self._one_plan(shape, window):
+        with self._one_plan((shape, window)):
             wrapper.plan(
                 lists.query_indptr,
                 lists.indptr,
@@ -253,11 +276,11 @@ class FlashInfer:
                 **options,
             )
 
-    def _one_plan(self, shape: Shape, window: int | None) -> OnePlan:
-        """Return a context for one plan of a wrapper."""
+    def _one_plan(self, planned: Any) -> OnePlan:
+        """Return a context for one plan in the memory that `planned` names."""
         event = None
         if self._device != "cpu":
-            event = self._planned.setdefault((shape, window), torch.cuda.Event())
+            event = self._planned.setdefault(planned, torch.cuda.Event())
         return OnePlan(event)
 
     def run(self, prepared: list[Part | Rest], q: Tensor, kv: Tensor, window: int | None) -> Tensor:
