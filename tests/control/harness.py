@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from tartlet_common.rpc.endpoints import PROTOCOL_VERSION
 from tartlet_control.batching.batcher import Batcher
 from tartlet_control.core.core import Core
 from tartlet_control.core.lifecycle import StartRequest
+from tartlet_control.core.places.memory import RETRY_S
 from tartlet_control.recovery.restorer import Restorer
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.keys import RETURN_S
@@ -194,6 +195,8 @@ class Host:
         self.guests: dict[int, Guest] = {}
         self._begin()
         self.steps: list[Step] = []
+        self.device_s: float | None = None
+        """What each step says that it took; None: the time that it took here."""
         self._rows: list[tuple[int, ...]] = []
         self._handles: list[int] = []
         self._payload = bytearray()
@@ -286,6 +289,8 @@ class Host:
             return False
         state, fake, step = self._waiting.pop(0)
         result: StepResult = fake.step(step)
+        if self.device_s is not None:
+            result = replace(result, device_s=self.device_s)
         if self.core.engines.get(state.id) is state:
             self.core.on_result(state, result)
         self.collect()
@@ -297,9 +302,14 @@ class Host:
 
     def run(self) -> None:
         """Pump and answer until nothing moves."""
+        stalls = 0
         for _ in range(10_000):
             self.pump()
             if not self.answer():
+                if self.core.memory.stalled and stalls < 3:  # it is looked at again after a while
+                    stalls += 1
+                    self.clock.advance(RETRY_S)
+                    continue
                 waits = [b.look_at for b in self.core.batchers.values() if b.look_at is not None]
                 if not waits:
                     return

@@ -214,7 +214,7 @@ class ResourceQuotaExceeded(TartletError):
 
 @_register(303, retryable=True)
 class OutOfPages(TartletError):
-    message = "the engine ran out of {kind} ({total} in all); the newest program was ended to make room"
+    message = "the engine ran out of {kind} ({total} in all), and the program could not give way"
     remedy = "Launch it again later, use fewer pages, or start the engine with more memory."
 
 

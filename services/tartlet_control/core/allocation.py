@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from tartlet_common.errors.registry import (
-    OutOfPages,
     PageQuotaExceeded,
     ProgramTooLarge,
     ResourceInUse,
     UnknownResource,
 )
 from tartlet_control.calls.kv import Alloc
-from tartlet_control.core.lifecycle import Lifecycle
+from tartlet_control.core.places.memory import Memory, Waits
 from tartlet_control.core.places.placing import Placing
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import EMBEDS, PAGES, POOL_NAMES, RESOURCE_NAMES
-from tartlet_control.tables.programs import CommandQueue, Place, ProgramState
+from tartlet_control.tables.programs import CommandQueue, Place
 
 
 class Allocator:
     """Moves ids between engines' pools and what programs hold."""
 
-    def __init__(self, lifecycle: Lifecycle, placing: Placing) -> None:
-        self._lifecycle = lifecycle
+    def __init__(self, placing: Placing, memory: Memory) -> None:
         self._placing = placing
+        self._memory = memory
 
     def engine_of(self, place: Place) -> EngineState:
         """Return the engine of a place; at first use, choose one.
@@ -48,6 +47,7 @@ class Allocator:
             ResourceInUse: the program holds one of the ids already.
             PageQuotaExceeded, ProgramTooLarge: the program would hold more than it may, or than the engine has.
             NoEngine: no engine of the model is ready.
+            Waits: there will be room later.
         """
         place, pool_index, ids = queue.place, command.pool, command.ids
         program, held = queue.program, place.held[pool_index]
@@ -62,7 +62,7 @@ class Allocator:
             raise ProgramTooLarge(
                 asked=place.num_held(pool_index) + asked, kind=POOL_NAMES[pool_index], total=pool.total
             )
-        if pool.num_free < asked and not self._make_room(engine, pool_index, asked, program):
+        if not self._has_room(place, pool_index, asked):
             return False
         physical = pool.take(asked)
         held.update(zip(ids, physical, strict=True))
@@ -83,6 +83,7 @@ class Allocator:
 
         Raises:
             PageQuotaExceeded, ProgramTooLarge: the program would hold more than it may, or than the engine has.
+            Waits: there will be room later.
         """
         engine, program = self.engine_of(place), place.program
         pool = engine.pools[PAGES]
@@ -92,7 +93,14 @@ class Allocator:
         most = place.num_held(PAGES) - freed + asked
         if most > pool.total:
             raise ProgramTooLarge(asked=most, kind=POOL_NAMES[PAGES], total=pool.total)
-        return pool.num_free + freed >= asked or self._make_room(engine, PAGES, asked - freed, program)
+        return self._has_room(place, PAGES, asked - freed)
+
+    def _has_room(self, place: Place, pool_index: int, asked: int) -> bool:
+        engine = place.engine
+        assert engine is not None
+        if asked > 0 and self._memory.must_wait(place):
+            raise Waits
+        return engine.pools[pool_index].num_free >= asked or self._memory.find_room(place, pool_index, asked)
 
     @staticmethod
     def count_rows(place: Place, change: int) -> None:
@@ -101,30 +109,6 @@ class Allocator:
         program = place.program
         program.num_pages += change
         program.peak_pages = max(program.peak_pages, program.num_pages)
-
-    def _make_room(self, engine: EngineState, pool_index: int, asked: int, asker: ProgramState) -> bool:
-        """End the newest programs until `asked` are free: first come, first served (Pie 5.2).
-
-        Returns False, and ends the asking program alone, if the end of all newer ones would not be enough.
-        """
-        pool = engine.pools[pool_index]
-        error = OutOfPages(kind=POOL_NAMES[pool_index], total=pool.total)
-        programs = self._lifecycle.placed_on(engine)
-        newer = sorted((p for p in programs if p.created > asker.created), key=lambda p: -p.created)
-        victims, room = [], pool.num_free
-        for program in newer:
-            if room >= asked:
-                break
-            held = program.places[engine.model_index].num_held(pool_index)
-            if held:
-                victims.append(program)
-                room += held
-        if room < asked:
-            self._lifecycle.kill(asker, error)
-            return False
-        for program in victims:
-            self._lifecycle.kill(program, error)
-        return True
 
     def dealloc(self, queue: CommandQueue, command: Alloc) -> None:
         """Give back those of the command's ids that the program holds.

@@ -33,6 +33,7 @@ from tartlet_control.core.dispatcher import Dispatcher
 from tartlet_control.core.intake import CommandIntake
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.moves import Moves
+from tartlet_control.core.places.memory import RETRY_S, Memory
 from tartlet_control.core.places.placing import Placing
 from tartlet_control.core.pool_orders import PoolOrders
 from tartlet_control.core.queue_runner import QueueRunner
@@ -84,11 +85,12 @@ class Core:
         self.orders = PoolOrders(settings, self.lifecycle.history)
         self._weights = weights_of(settings.tenant_shares)
         self.placing = Placing(self.lifecycle, self.orders)
-        self.runner = QueueRunner(self.lifecycle, self.placing)
+        self.memory = Memory(self.lifecycle, clock, self._weights)
+        self.runner = QueueRunner(self.lifecycle, self.placing, self.memory)
         self.intake = CommandIntake(self.models, self.lifecycle, self.runner)
         self.dispatcher = Dispatcher(self.runner)
         self.settler = Settler(self.runner, self.lifecycle)
-        self.rebuilder = Rebuilder(self.lifecycle, self.runner, settings)
+        self.rebuilder = self.memory.suspender = Rebuilder(self.lifecycle, self.runner, settings, self.memory)
         self.moves = Moves(self.lifecycle, self.rebuilder, self.placing)
         self.settler.settled_on = self.rebuilder.trials.settled
         self.leaks = 0
@@ -296,6 +298,12 @@ class Core:
         self.moves.pump(now)
         if self.rebuilder.busy:
             self.rebuilder.pump(now)
+        if self.memory.stalled:
+            self.runner.retry()
+            if self.rebuilder.leaving:  # what gave way may be free at once
+                self.rebuilder.pump(now)
+                self.runner.retry()
+            look_at = now + RETRY_S
         for engine, batcher in self.batchers.items():
             self.dispatcher.pump(engine, batcher, now)
             if batcher.look_at is not None and (look_at is None or batcher.look_at < look_at):

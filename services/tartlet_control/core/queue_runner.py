@@ -15,6 +15,7 @@ from tartlet_control.calls.tables import Share, Table
 from tartlet_control.core.allocation import Allocator
 from tartlet_control.core.grammar_ops import GrammarOps
 from tartlet_control.core.lifecycle import Lifecycle
+from tartlet_control.core.places.memory import Memory, Waits
 from tartlet_control.core.places.placing import Placing
 from tartlet_control.core.table_ops import TableOps
 from tartlet_control.rebuild.logs import note
@@ -26,11 +27,12 @@ from tartlet_control.tables.programs import Command, CommandQueue, Place, Poison
 class QueueRunner:
     """Executes control's own commands, and leaves engine commands at the heads of queues."""
 
-    def __init__(self, lifecycle: Lifecycle, placing: Placing) -> None:
+    def __init__(self, lifecycle: Lifecycle, placing: Placing, memory: Memory) -> None:
         self._lifecycle = lifecycle
         self._batchers = lifecycle.batchers
         self._placing = placing
-        self._allocator = Allocator(lifecycle, placing)
+        self._memory = memory
+        self._allocator = Allocator(placing, memory)
         self._unplaced: dict[CommandQueue, None] = {}  # queues whose head needs an engine, in order of arrival
         self._places = False  # whether such queues get one now
         self.grammars = GrammarOps(self._allocator)
@@ -91,8 +93,6 @@ class QueueRunner:
             return
         while pending:
             head = pending[0]
-            if type(head) is Table and head.share is not None and not head.share.done:
-                break
             if place.engine is None and _uses_an_engine(head):
                 if not self._places:
                     self._unplaced[queue] = None  # until `place_waiting`
@@ -102,10 +102,11 @@ class QueueRunner:
             if head.kind:
                 self._ready(queue, head)
                 return
-            if place.replay is not None and not self._has_turn(place.replay, head):
+            if not self._has_turn(place.replay, head):
                 break
             pending.popleft()
-            self._execute(queue, head)
+            if not self._executed(queue, head):
+                break
             if place.replay is not None:
                 self.gone(place, head)
             if place.recovery is not None and queue.id >= 0:
@@ -125,6 +126,21 @@ class QueueRunner:
                 self.advance(queue)
         self._places = False
 
+    def _executed(self, queue: CommandQueue, head: Command) -> bool:
+        """Execute a command, or keep it at the head of its queue until there is room for what it asks for."""
+        try:
+            self._execute(queue, head)
+        except Waits:
+            queue.pending.appendleft(head)
+            if queue.place.recovery is None:  # else the queue goes on when the program does
+                self._memory.stall(queue)
+            return False
+        return True
+
+    def retry(self) -> None:
+        """Let commands that wait for room try again."""
+        self._memory.retry(self.advance)
+
     def _ready(self, queue: CommandQueue, head: Command) -> None:
         if queue.program.session.held:
             return  # `hold` looks at the queue again
@@ -133,7 +149,11 @@ class QueueRunner:
         self._batchers[engine].ready(queue, head.arrived)
 
     @staticmethod
-    def _has_turn(replay: Replay, head: Command) -> bool:
+    def _has_turn(replay: Replay | None, head: Command) -> bool:
+        if type(head) is Table and head.share is not None and not head.share.done:
+            return False
+        if replay is None:
+            return True
         return replay.reached(head.turn) if type(head) is Barrier else replay.may_go(head)
 
     def gone(self, place: Place, command: Command) -> None:

@@ -8,7 +8,6 @@ program doesn't notice, except by the time that this takes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,25 +15,31 @@ from tartlet_common.config.settings import ControlSettings
 from tartlet_common.errors.registry import TartletError, WorkerLost
 from tartlet_control.core import trials
 from tartlet_control.core.lifecycle import Lifecycle, free_place
+from tartlet_control.core.places import taking
+from tartlet_control.core.places.memory import Memory, all_queues, pending, queues
 from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.core.trials import Trials
+from tartlet_control.order import book
 from tartlet_control.rebuild import remaking, room, suspension
 from tartlet_control.rebuild.logs import settle
 from tartlet_control.rebuild.plan import plan
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import EMBEDS, PAGES, SLOTS
-from tartlet_control.tables.page_tables import MAX_ENGINE_TABLES, PageTable
-from tartlet_control.tables.programs import CommandQueue, Place, ProgramState, Recovery
+from tartlet_control.tables.page_tables import MAX_ENGINE_TABLES
+from tartlet_control.tables.programs import Place, ProgramState, Recovery
 
 log = logging.getLogger("tartlet.control")
 
 _PASS_TOKENS: Final = 512
+SPARE: Final = 16
+"""A program that gave way comes back when this part of an engine's pages is free beside its own."""
 
 
 @dataclass(slots=True)
 class Counters:
     """What was brought to other engines since control started."""
 
+    gave_way: int = 0
     places: int = 0
     tokens: int = 0
     paused_s: float = 0.0
@@ -44,8 +49,9 @@ class Counters:
 class Rebuilder:
     """Holds the places that are on their way to an engine."""
 
-    def __init__(self, lifecycle: Lifecycle, runner: QueueRunner, settings: ControlSettings) -> None:
+    def __init__(self, lifecycle: Lifecycle, runner: QueueRunner, settings: ControlSettings, memory: Memory) -> None:
         self._lifecycle = lifecycle
+        self._memory = memory
         self._runner = runner
         self._settings = settings
         runner.on_remade = self._remade
@@ -62,7 +68,8 @@ class Rebuilder:
     @property
     def num_moving(self) -> int:
         """How many programs are on their way to another engine."""
-        return len(self.leaving) + len(self.waiting) + len(self.making)
+        on_their_way = (*self.leaving, *self.waiting, *self.making)
+        return sum(p.recovery is not None and p.recovery.gave_way is None for p in on_their_way)
 
     @property
     def busy(self) -> bool:
@@ -141,7 +148,7 @@ class Rebuilder:
     def _unplace(self, place: Place) -> None:
         self._forget(place)
         place.engine = None
-        for queue in _queues(place):
+        for queue in all_queues(place):
             queue.lane = -1
             if queue.id < 0:
                 queue.pending.clear()
@@ -168,13 +175,28 @@ class Rebuilder:
         recovery.to = to
         recovery.suspect = bool(place.program.deaths)
         batcher = self._lifecycle.batchers[engine]
-        for queue in _queues(place):
+        for queue in all_queues(place):
             batcher.unready(queue)
         self.leaving[place] = None
         return True
 
+    def give_way(self, place: Place, cause: TartletError, now: float) -> bool:
+        """Suspend a program so that its pages come free, until there is room for them again."""
+        engine = place.engine
+        if not self.suspend(place, cause, now):
+            return False
+        assert place.recovery is not None
+        place.recovery.gave_way = engine
+        for queue in queues(place):
+            if queue.pending:
+                book.waits(queue.thread, now)
+        self.counters.gave_way += 1
+        return True
+
     def may_leave(self, place: Place) -> bool:
         """Return whether a program's state could be made again, and isn't on its way already."""
+        if place.recovery is None and place.program.live:
+            settle(place)
         tried = place in self.trials.running.values()
         return place.recovery is None and place.program.live and not tried and not _obstacle(place)
 
@@ -194,7 +216,7 @@ class Rebuilder:
             self._open(place)
             return
         batcher = self._lifecycle.batchers[engine]
-        for queue in _queues(place):
+        for queue in all_queues(place):
             batcher.forget(queue)
         free_place(place, engine)
         self._unplace(place)
@@ -212,16 +234,40 @@ class Rebuilder:
         for place in list(self.leaving):
             self._leave(place)
         full: set[EngineState] = set()
-        for place in sorted(self.waiting, key=_turn):
+        for place in sorted(self.waiting, key=self._turn):
             if len(full) == len(self._lifecycle.batchers):
                 return
             recovery, chosen = place.recovery, self._engine_for(place)
             assert recovery is not None
-            if chosen is None or chosen in full:
+            if chosen is None or chosen in full or (recovery.gave_way is not None and not pending(place)):
                 continue
             blocked = recovery.suspect and (chosen in self.trials.running or self._makes(chosen))
-            if blocked or not self._begin(place, chosen):
+            if blocked or not self._may_return(place, chosen) or not self._begin(place, chosen):
                 full.add(chosen)
+
+    def _turn(self, place: Place) -> tuple[bool, int, tuple[float, ...]]:
+        recovery, program = place.recovery, place.program
+        assert recovery is not None
+        engine = recovery.gave_way
+        if engine is None or engine not in self._lifecycle.batchers:
+            return recovery.suspect, program.deaths, (float(program.created),)
+        return recovery.suspect, program.deaths, self._memory.rank(place, engine, self._now)
+
+    def _may_return(self, place: Place, engine: EngineState) -> bool:
+        """Return whether a program that gave way has its turn: none comes before it, and it wouldn't give way soon."""
+        recovery = place.recovery
+        assert recovery is not None
+        if recovery.gave_way is None:
+            return True
+        if self._memory.before(place, engine, self._now):
+            return False
+        pages = engine.pools[PAGES]
+        spare = min(pages.total // SPARE, pages.total - recovery.need[PAGES]) if engine.program_ids else 0
+        need = (recovery.need[PAGES] + spare, recovery.need[EMBEDS] + room.FEWEST, recovery.need[SLOTS] + 1)
+        if all(pool.num_free >= n for pool, n in zip(engine.pools, need, strict=True)):
+            return True
+        self._memory.make_way(place, engine, need, self._now)
+        return False
 
     def expire(self, now: float) -> None:
         """End programs that have waited for an engine for too long."""
@@ -275,14 +321,14 @@ class Rebuilder:
         self.making[place] = None
         place.engine = engine
         engine.program_ids[program.id] = None
-        own = self._own_queue(place)
-        for queue in _queues(place):
+        own = taking.own_queue(place)
+        for queue in all_queues(place):
             queue.spec, queue.lane = engine.spec, engine.new_lane()
-        self._take(place, engine, PAGES, book.pages)
-        self._take(place, engine, EMBEDS, [*book.embeds, *range(remaking.SCRATCH, remaking.SCRATCH + scratch)])
-        self._take(place, engine, SLOTS, [*book.slots, remaking.SCRATCH])
+        taking.take(place, engine, PAGES, book.pages)
+        taking.take(place, engine, EMBEDS, [*book.embeds, *range(remaking.SCRATCH, remaking.SCRATCH + scratch)])
+        taking.take(place, engine, SLOTS, [*book.slots, remaking.SCRATCH])
         made = plan(book.tables.values(), book.embeds, scratch, engine.spec.page_size)
-        tables = self._take_tables(place, engine)
+        tables = taking.take_tables(place, engine)
         place.lost = made.lost
         program.num_pages += place.num_held(PAGES)
         program.peak_pages = max(program.peak_pages, program.num_pages)
@@ -296,46 +342,6 @@ class Rebuilder:
         own.pending.extend(commands)
         self._runner.advance(own)
         return True
-
-    @staticmethod
-    def _own_queue(place: Place) -> CommandQueue:
-        program, number = place.program, -1 - place.model.index
-        queue = program.queues.get(number)
-        if queue is None:
-            queue = program.queues[number] = CommandQueue(program, number, place)
-        return queue
-
-    @staticmethod
-    def _take(place: Place, engine: EngineState, pool: int, ids: Iterable[int]) -> None:
-        wanted = [*ids]
-        physical = engine.pools[pool].take(len(wanted))
-        place.held[pool].update(zip(wanted, physical, strict=True))
-        engine.clear[pool].update(physical)
-
-    @staticmethod
-    def _take_tables(place: Place, engine: EngineState) -> dict[int, PageTable]:
-        """Give the program's tables rows; returns them by the identity of their lines."""
-        pool, tables = engine.pools[PAGES], {}
-        physical: dict[int, int] = {}  # by the identity of a row
-        for number, line in place.book.tables.items():
-            table = place.tables.get(number)
-            if table is None:
-                table = place.tables[number] = PageTable(line.queue_id)
-            table.queue_id = line.queue_id
-            for row in line.rows:
-                page = physical.get(id(row))
-                if page is None:
-                    [page] = pool.take(1)
-                    physical[id(row)] = page
-                else:
-                    pool.retain([page])
-                table.rows.append(page)
-            if line.rows:
-                table.number = engine.tables.take()
-                tables[id(line)] = table
-        engine.clear[PAGES].update(physical.values())
-        place.num_rows = len(physical)
-        return tables
 
     def _remade(self, place: Place) -> None:
         """Let a program go on, because all that makes its state again has been sent."""
@@ -364,7 +370,7 @@ class Rebuilder:
         counters.longest_s = max(counters.longest_s, paused_s)
         place.program.recovered_s += paused_s
         place.until = recovery.until
-        for queue in _queues(place):
+        for queue in all_queues(place):
             if queue.poison is not None:
                 self._runner.drain_poisoned(queue)
             self._runner.advance(queue)
@@ -373,15 +379,6 @@ class Rebuilder:
 def _obstacle(place: Place) -> str:
     """Return the call that keeps a program's state from being made again; "" if nothing does."""
     return "grammar" if place.grammars else place.book.obstacle()
-
-
-def _queues(place: Place) -> list[CommandQueue]:
-    return [queue for queue in place.program.queues.values() if queue.place is place]
-
-
-def _turn(place: Place) -> tuple[bool, int, int]:
-    recovery = place.recovery
-    return recovery is not None and recovery.suspect, place.program.deaths, place.program.created
 
 
 def _not_plain(error: TartletError, call: str) -> WorkerLost:

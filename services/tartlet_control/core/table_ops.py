@@ -22,6 +22,7 @@ from tartlet_common.errors.registry import (
 from tartlet_control.calls.table_masks import DropRows, find
 from tartlet_control.calls.tables import Share, Table
 from tartlet_control.core.allocation import Allocator
+from tartlet_control.core.places.memory import Waits
 from tartlet_control.rebuild.logs import note
 from tartlet_control.rebuild.notes import share_key
 from tartlet_control.tables.ledger import PAGES
@@ -112,9 +113,11 @@ class TableOps:
             PageQuotaExceeded, ProgramTooLarge: the program would hold more than it may, or than the engine has.
             Overloaded: the engine has as many tables as it may.
             NoEngine: no engine of the model is ready.
+            Waits: there will be room later.
         """
         place, share = queue.place, command.share
         table = place.tables[command.table]
+        waits = False
         try:
             if share is not None and share.error is not None:
                 raise share.error
@@ -133,8 +136,14 @@ class TableOps:
                 self._fork(place, source, keep, copy)
             place.tables[share_key(command)] = copy
             return self._replace(queue, command, table, copy)
+        except Waits:
+            waits = True
+            if share is None:  # it takes its rows again when it has its turn
+                self._drop_taken(place, command)
+            raise
         finally:
-            self._finish(place, command)
+            if not waits:
+                self._finish(place, command)
 
     def shrink(self, queue: CommandQueue, command: Table) -> None:
         """Do what a `table` does in a poisoned queue: drop the rows that it would have dropped."""
@@ -238,15 +247,18 @@ class TableOps:
 
     def _finish(self, place: Place, command: Table) -> None:
         """Forget what a `table` needed, and its table if that doesn't exist."""
-        taken = place.tables.pop(share_key(command), None)
-        if taken is not None:
-            self._cut(place, taken, 0)
+        self._drop_taken(place, command)
         table = place.tables.get(command.table)
         if table is None:  # the program was ended
             return
         table.waiting -= 1
         if not table.waiting and not table.rows:
             del place.tables[command.table]
+
+    def _drop_taken(self, place: Place, command: Table) -> None:
+        taken = place.tables.pop(share_key(command), None)
+        if taken is not None:
+            self._cut(place, taken, 0)
 
 
 def _check_keep(source: PageTable, keep: int, command: Table) -> None:

@@ -82,6 +82,10 @@ def test_nobody_ends_for_room_that_would_not_be_enough() -> None:
     old.alloc(Op.ALLOC_KVPAGE, range(4))
     asker.alloc(Op.ALLOC_KVPAGE, [0])
     new.alloc(Op.ALLOC_KVPAGE, [0])
+    for guest in (old, new):  # what control can't make again
+        guest.alloc(Op.ALLOC_EMB, [0, 1])
+        guest.embed([0], [5], [0])
+        guest.forward([], [0], [0], [1])
     host.run()
     asker.alloc(Op.ALLOC_KVPAGE, range(10, 16))
     host.run()

@@ -7,7 +7,7 @@ from tartlet_common import abi
 from tartlet_common.abi import Event, Op
 from tartlet_common.errors import registry as errors
 from tartlet_worker.fake import FakeOptions
-from tests.control.harness import Host, decode_text
+from tests.control.harness import Guest, Host, decode_text
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -247,12 +247,21 @@ def test_quota_and_size_limits() -> None:
     assert isinstance(other.answer(huge).error, errors.ProgramTooLarge)
 
 
-def test_the_newest_program_makes_room() -> None:
+def written(guest: Guest) -> None:
+    """Write page 0 by its number, so that control can't make it again."""
+    guest.alloc(Op.ALLOC_EMB, [0, 1])
+    guest.embed([0], [5], [0])
+    guest.forward([], [0], [0], [1])
+
+
+def test_the_newest_program_of_those_that_cant_be_made_again_makes_room() -> None:
     host = Host(FakeOptions(page_size=4, num_pages=8))
     old, middle, new = host.start(), host.start(), host.start()
     old.alloc(Op.ALLOC_KVPAGE, range(2))
     middle.alloc(Op.ALLOC_KVPAGE, range(3))
     new.alloc(Op.ALLOC_KVPAGE, range(3))
+    for guest in (old, middle, new):
+        written(guest)
     host.run()
     ticket = old.alloc(Op.ALLOC_KVPAGE, [7], wait=True)
     host.run()

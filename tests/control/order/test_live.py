@@ -33,15 +33,16 @@ def prepared(host: Host, queues: int = 1) -> Guest:
 
 def served(host: Host, guests: list[Guest]) -> list[tuple[int, int]]:
     """Run what waits; returns guest and queue of each command, in the order in which the engine got them."""
-    lanes = {q.lane: (g.handle, q.id) for g in guests for q in state(g).queues.values()}
     before = len(host.steps)
     host.run()
+    lanes = {q.lane: (g.handle, q.id) for g in guests for q in state(g).queues.values()}
     return [lanes[lane] for step in host.steps[before:] for batch in step.batches for lane in batch.lane.tolist()]
 
 
 @pytest.mark.parametrize("order", LIVE)
 def test_a_priority_orders_the_queues_of_its_own_program_only(order: str) -> None:
     host = Host(ONE_AT_A_TIME, order=order)
+    host.device_s = 0.0
     first, second = prepared(host, queues=3), prepared(host)
     first.put(Op.SET_QUEUE_PRIORITY, queue=2, a=int(Priority.HIGH))
     first.put(Op.SET_QUEUE_PRIORITY, queue=0, a=int(Priority.LOW))

@@ -299,10 +299,10 @@ class ResourceQuotaExceeded(LimitError):
 
 
 class OutOfPages(LimitError):
-    """303: the engine ran out of {kind} ({total} in all); the newest program was ended t...."""
+    """303: the engine ran out of {kind} ({total} in all), and the program could not give...."""
 
     number: ClassVar[int] = 303
-    message: ClassVar[str] = "the engine ran out of {kind} ({total} in all); the newest program was ended to make room"
+    message: ClassVar[str] = "the engine ran out of {kind} ({total} in all), and the program could not give way"
     remedy: ClassVar[str] = "Launch it again later, use fewer pages, or start the engine with more memory."
     retryable: ClassVar[bool] = True
 

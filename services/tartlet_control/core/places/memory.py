@@ -1,0 +1,234 @@
+"""Finds room when an engine's pages, embeds or slots run out: programs give way, and none ends for it if it can wait.
+
+A program that gives way is suspended: its commands wait, its pages are freed, and its state is made again when there is
+room. Who gives way is decided by `order.yielding`. A command that must wait for room stays at the head of its queue.
+Only programs whose state can't be made again end for room, the newest first (Pie 5.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from tartlet_common.clock import Clock
+from tartlet_common.errors.registry import OutOfPages, TartletError
+from tartlet_control.core.lifecycle import Lifecycle
+from tartlet_control.order import book
+from tartlet_control.order.yielding import Holder, yielding
+from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.ledger import PAGES, POOL_NAMES
+from tartlet_control.tables.programs import CommandQueue, Place, ProgramState
+
+RETRY_S: Final = 0.05
+"""A command that waits for room is looked at so often, if nothing that it knows of has changed."""
+
+
+class Waits(Exception):
+    """Says that a command stays at the head of its queue until there is room."""
+
+
+class Suspender(Protocol):
+    """What takes programs off their engines and brings them back."""
+
+    leaving: dict[Place, None]
+    waiting: dict[Place, None]
+
+    def give_way(self, place: Place, cause: TartletError, now: float) -> bool:
+        """Suspend a place so that its pages come free. Returns False if it may not leave."""
+
+    def may_leave(self, place: Place) -> bool:
+        """Return whether a place's state could be made again, and isn't on its way already."""
+
+
+class Memory:
+    """Holds the queues whose head waits for room, and decides who gives way to them."""
+
+    def __init__(self, lifecycle: Lifecycle, clock: Clock, weights: Mapping[str, float]) -> None:
+        """`weights`: of the tenants' shares; 1 for those that aren't named."""
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self._weights = weights
+        self.suspender: Suspender
+        self.stalled: dict[CommandQueue, EngineState] = {}
+        """Queues whose head waits for room on an engine."""
+        self._seen: dict[EngineState, tuple[object, ...]] = {}
+        self._retried_s = 0.0
+
+    # ---- who asks -------------------------------------------------------------------------------------------------
+
+    def must_wait(self, place: Place) -> bool:
+        """Return whether a program without pages comes after one that is suspended and waits to go on."""
+        engine = place.engine
+        if not self.suspender.waiting or engine is None or place.num_held(PAGES):
+            return False
+        now = self._clock.now()
+        rank = self.rank(place, engine, now)
+        return any(
+            other.recovery is not None and other.recovery.gave_way is engine and pending(other)
+            and self.rank(other, engine, now) < rank
+            for other in self.suspender.waiting
+        )  # fmt: skip
+
+    def find_room(self, place: Place, pool_index: int, asked: int) -> bool:
+        """Let others give way until `asked` things of a pool come free; some are missing now.
+
+        Returns True if there is room now, and False if the program itself was ended.
+
+        Raises:
+            Waits: there will be room later.
+        """
+        engine, now = place.engine, self._clock.now()
+        assert engine is not None
+        if self._ask(place, engine, pool_index, asked, now) or self._end_newer(place, engine, pool_index, asked):
+            return True
+        if not place.program.live:
+            return False
+        raise Waits
+
+    def rank(self, place: Place, engine: EngineState, now: float) -> tuple[float, ...]:
+        """Return where the order of an engine has a program; `round-robin` has the oldest program first."""
+        order = self._lifecycle.batchers[engine].order
+        if order.name == "round-robin":
+            return (float(place.program.created),)
+        threads = [q.thread for q in queues(place) if q.pending] or [q.thread for q in queues(place)]
+        return min((order.rank(thread, now) for thread in threads), default=(float(place.program.created),))
+
+    def _ask(self, place: Place, engine: EngineState, pool_index: int, asked: int, now: float) -> bool:
+        """Suspend who gives way. Returns whether there is room already."""
+        pool = engine.pools[pool_index]
+        coming = sum(p.num_held(pool_index) for p in self.suspender.leaving if p.engine is engine)
+        missing = asked - pool.num_free - coming
+        if missing > 0:
+            asker, others = self._holders(place, engine, pool_index, now)
+            error = OutOfPages(kind=POOL_NAMES[pool_index], total=pool.total)
+            for holder in yielding(asker, others, missing, pool.total, self._weights):
+                self.suspender.give_way(holder.key, error, now)
+        return pool.num_free >= asked
+
+    def make_way(self, place: Place, engine: EngineState, need: tuple[int, int, int], now: float) -> None:
+        """Let others give way to a suspended program that comes before them."""
+        for pool_index, asked in enumerate(need):
+            if engine.pools[pool_index].num_free < asked:
+                self._ask(place, engine, pool_index, asked, now)
+
+    def _holders(self, place: Place, engine: EngineState, pool_index: int, now: float) -> tuple[Holder, list[Holder]]:
+        asker = Holder(
+            place,
+            place.program.tenant,
+            place.num_held(pool_index) if place.engine is engine else 0,
+            self.rank(place, engine, now),
+        )
+        others = []
+        for program in self._lifecycle.placed_on(engine):
+            other = program.places[engine.model_index]
+            if other is not place:
+                others.append(
+                    Holder(
+                        other,
+                        program.tenant,
+                        other.num_held(pool_index),
+                        self.rank(other, engine, now),
+                        idle=not busy(other),
+                        may_yield=self.suspender.may_leave(other),
+                        fresh=program.account.service_s < other.made_at_s,
+                    )
+                )
+        return asker, others
+
+    def _end_newer(self, place: Place, engine: EngineState, pool_index: int, asked: int) -> bool:
+        """End newer programs if the room that they hold can't come free otherwise, or else the asking program.
+
+        Returns whether there is room now.
+        """
+        pool, asker = engine.pools[pool_index], place.program
+        fixed: list[ProgramState] = []
+        may_come, waits_for = pool.num_free, False
+        for program in self._lifecycle.placed_on(engine):
+            other = program.places[engine.model_index]
+            if other is place:
+                continue
+            if other.recovery is not None or self.suspender.may_leave(other):
+                may_come += other.num_held(pool_index)
+            else:
+                fixed.append(program)
+                waits_for |= busy(other)
+        if may_come >= asked:
+            return False
+        error = OutOfPages(kind=POOL_NAMES[pool_index], total=pool.total)
+        victims = []
+        for program in sorted(fixed, key=lambda p: -p.created):
+            if may_come >= asked:
+                break
+            held = program.places[engine.model_index].num_held(pool_index)
+            if held and program.created > asker.created and program.tenant == asker.tenant:
+                victims.append(program)
+                may_come += held
+        if may_come < asked:
+            if not (waits_for and self.suspender.may_leave(place)):
+                self._lifecycle.kill(asker, error)
+            return False
+        for program in victims:
+            self._lifecycle.kill(program, error)
+        return pool.num_free >= asked
+
+    # ---- who waits ------------------------------------------------------------------------------------------------
+
+    def stall(self, queue: CommandQueue) -> None:
+        """Note that the head of a queue waits for room."""
+        engine = queue.place.engine
+        assert engine is not None
+        self.stalled[queue] = engine
+        book.waits(queue.thread, self._clock.now())
+
+    def retry(self, advance: Callable[[CommandQueue], None]) -> None:
+        """Let the queues whose head waits for room try again, each engine's in the order of its programs."""
+        if not self.stalled:
+            return
+        now = self._clock.now()
+        late = now - self._retried_s >= RETRY_S
+        self._seen = {engine: seen for engine, seen in self._seen.items() if engine in self._lifecycle.batchers}
+        by_engine: dict[EngineState, list[CommandQueue]] = {}
+        for queue, engine in list(self.stalled.items()):
+            place = queue.place
+            if not queue.program.live or place.recovery is not None or place.engine is not engine or not queue.pending:
+                del self.stalled[queue]
+            else:
+                by_engine.setdefault(engine, []).append(queue)
+        for engine, stalled in by_engine.items():
+            if late or self._seen.get(engine) != self._state(engine):
+                self._retried_s = now
+                for queue in sorted(stalled, key=lambda q: self.rank(q.place, engine, now)):
+                    self.stalled.pop(queue, None)
+                    advance(queue)
+                    if queue in self.stalled:
+                        break
+                self._seen[engine] = self._state(engine)
+
+    def _state(self, engine: EngineState) -> tuple[object, ...]:
+        suspender = self.suspender
+        return (*(p.num_free for p in engine.pools), len(suspender.leaving), len(suspender.waiting))
+
+    def before(self, place: Place, engine: EngineState, now: float) -> bool:
+        """Return whether a queue that waits for room on an engine comes before a suspended program."""
+        rank = self.rank(place, engine, now)
+        return any(self.rank(q.place, engine, now) < rank for q, e in self.stalled.items() if e is engine)
+
+
+def queues(place: Place) -> list[CommandQueue]:
+    """Return a program's own queues of a place."""
+    return [queue for queue in place.program.queues.values() if queue.place is place and queue.id >= 0]
+
+
+def all_queues(place: Place) -> list[CommandQueue]:
+    """Return the queues of a place, control's own too."""
+    return [queue for queue in place.program.queues.values() if queue.place is place]
+
+
+def pending(place: Place) -> bool:
+    """Return whether a place has commands that wait."""
+    return any(queue.pending for queue in queues(place))
+
+
+def busy(place: Place) -> bool:
+    """Return whether anything of a place waits or computes."""
+    return any(queue.pending or queue.dispatched > queue.settled for queue in queues(place))

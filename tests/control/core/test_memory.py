@@ -1,0 +1,137 @@
+"""Programs that need more memory together than an engine has: all finish, with the tokens that they have alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from tartlet_common.abi import Op
+from tartlet_common.errors.registry import OutOfPages
+from tartlet_control.order.orders import LIVE
+from tartlet_worker.fake import FakeOptions
+from tests.control.harness import Guest, Host
+
+SIZE = 4
+OPTIONS = FakeOptions(page_size=SIZE, num_pages=60, num_embeds=512, num_slots=128, max_batch_commands=32)
+
+
+@dataclass
+class Decoder:
+    """A program that fills a prompt and reads each of its tokens, as one with a tool between them does."""
+
+    guest: Guest
+    prompt: list[int]
+    tokens: int
+    at: int = 0
+    ticket: int = 0
+
+    def begin(self) -> None:
+        g, count = self.guest, len(self.prompt)
+        g.table(0, new=-(-count // SIZE))
+        g.alloc(Op.ALLOC_EMB, range(count + 1))
+        g.alloc(Op.ALLOC_SLOT, [0])
+        g.embed(list(range(count)), self.prompt, list(range(count)))
+        g.forward_table(0, 0, list(range(count)), [count])
+        self.ticket = g.sample(count, 0)
+        self.at = count
+
+    def go_on(self) -> bool:
+        """Ask for the next token once the last one is there. Returns whether any is still to come."""
+        g, count = self.guest, len(self.prompt)
+        if not g.answered(self.ticket):
+            return True
+        if self.at == count + self.tokens:
+            if g.settled is None:
+                g.host.core.on_end(g.host.session, g.handle, failed=False)
+            return False
+        if self.at % SIZE == 0:
+            g.table(0, keep=self.at, new=1)
+        g.embed([0], [0], [self.at], slots=True)
+        g.forward_table(0, self.at, [0], [count])
+        self.ticket = g.sample(count, 0)
+        self.at += 1
+        return True
+
+
+def wave(count: int, pages: int, seed: int = 1, **settings: Any) -> tuple[Host, list[Decoder]]:
+    picks = random.Random(seed)
+    host = Host(replace(OPTIONS, num_pages=pages), **settings)
+    programs = []
+    for i in range(count):
+        prompt = [picks.randrange(200) for _ in range(picks.randrange(8, 40))]
+        programs.append(Decoder(host.start(tenant=f"t{i % 2}", name="wave"), prompt, picks.randrange(10, 40)))
+    return host, programs
+
+
+def finish(host: Host, programs: list[Decoder]) -> None:
+    for program in programs:
+        program.begin()
+    for _ in range(3000):
+        host.run()
+        host.clock.advance(0.06)
+        if not [p for p in programs if p.go_on()]:
+            host.run()
+            host.check_idle()
+            return
+    waits = [(p.guest.handle, p.at, p.guest.killed) for p in programs if not p.guest.answered(p.ticket)]
+    raise AssertionError(f"these never end: {waits}")
+
+
+@pytest.mark.parametrize("order", LIVE)
+def test_a_wave_over_the_memory_finishes_with_equal_outputs(order: str) -> None:
+    roomy, expected = wave(12, pages=600)
+    finish(roomy, expected)
+    host, programs = wave(12, pages=60, order=order)  # they need about 160 at once
+    finish(host, programs)
+    assert [p.guest.killed for p in programs] == [None] * 12
+    assert [p.guest.tokens() for p in programs] == [p.guest.tokens() for p in expected]
+    assert host.core.rebuilder.counters.gave_way > 0
+    assert not host.core.memory.stalled
+    assert host.engine.pools[0].num_free == 60
+
+
+def test_an_idle_program_gives_way_and_goes_on_when_it_is_asked_to() -> None:
+    host, [idle, busy] = wave(2, pages=20)
+    idle.prompt, busy.prompt = [7] * 40, [9] * 50
+    idle.begin()
+    host.run()
+    first = idle.guest.tokens()
+    busy.begin()
+    host.run()
+    host.clock.advance(0.1)
+    host.run()
+    assert busy.guest.answered(busy.ticket)
+    assert host.engine.pools[0].num_free == 20 - 13
+    assert idle.go_on()
+    busy.tokens = 0
+    for _ in range(5):
+        busy.go_on()
+        host.clock.advance(0.1)
+        host.run()
+    assert len(idle.guest.tokens()) == len(first) + 1
+    assert (idle.guest.killed, busy.guest.killed) == (None, None)
+
+
+def test_only_programs_whose_state_cant_be_made_again_end_for_room() -> None:
+    host = Host(FakeOptions(page_size=SIZE, num_pages=8, num_embeds=64, num_slots=16))
+    old, new = host.start(), host.start()
+    for guest in (old, new):
+        guest.alloc(Op.ALLOC_KVPAGE, range(4))
+        guest.alloc(Op.ALLOC_EMB, range(2))
+        guest.embed([0], [5], [0])
+        guest.forward([], [0], [0], [1])
+    host.run()
+    ticket = old.alloc(Op.ALLOC_KVPAGE, [9], wait=True)
+    host.run()
+    assert old.answered(ticket)
+    assert isinstance(new.killed, OutOfPages)
+    third = host.start()
+    third.alloc(Op.ALLOC_KVPAGE, range(4))
+    host.run()
+    assert isinstance(third.killed, OutOfPages), "nobody computes, so nothing would ever come free"
+    for guest in (old, new, third):
+        host.end(guest)
+    host.check_idle()

@@ -1,0 +1,72 @@
+"""Who gives way for memory, as a function: the order within a tenant, shares between tenants, never too many."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tartlet_control.order.yielding import Holder, yielding
+
+holders = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.integers(0, 9), st.booleans(), st.booleans(), st.booleans()),
+    min_size=1,
+    max_size=8,
+)
+
+
+def made(rows: list[tuple[str, int, int, bool, bool, bool]]) -> list[Holder]:
+    return [Holder(i, t, held, (float(r), i), idle, may, new) for i, (t, held, r, idle, may, new) in enumerate(rows)]
+
+
+@given(holders, st.integers(1, 20))
+def test_no_more_give_way_than_needed_and_none_that_may_not(
+    rows: list[tuple[str, int, int, bool, bool, bool]], asked: int
+) -> None:
+    asker, *others = made(rows)
+    total = sum(h.held for h in (asker, *others))
+    chosen = yielding(asker, others, asked, total, {})
+    assert len(set(chosen)) == len(chosen) <= len(others)
+    assert all(h.may_yield and h.held for h in chosen)
+    assert sum(h.held for h in chosen[:-1]) < asked
+    for holder in chosen:
+        if holder.tenant == asker.tenant and not holder.idle:
+            assert holder.rank > asker.rank
+
+
+@given(holders, st.integers(1, 20))
+def test_a_tenant_within_its_share_never_gives_way_to_one_over_its_share(
+    rows: list[tuple[str, int, int, bool, bool, bool]], asked: int
+) -> None:
+    asker, *others = made(rows)
+    total = sum(h.held for h in (asker, *others))
+    tenants = {h.tenant for h in (asker, *others)}
+    share = total / len(tenants)
+    held = {t: sum(h.held for h in (asker, *others) if h.tenant == t) for t in tenants}
+    chosen = yielding(asker, others, asked, total, {})
+    if held[asker.tenant] + asked > share:
+        for tenant in tenants - {asker.tenant}:
+            if held[tenant] <= share:
+                assert not [h for h in chosen if h.tenant == tenant]
+
+
+def test_the_last_in_the_order_gives_way_first_and_idle_programs_before() -> None:
+    asker = Holder("asker", "", 1, (1.0,))
+    others = [Holder("second", "", 4, (2.0,)), Holder("last", "", 4, (3.0,)), Holder("idle", "", 4, (0.0,), idle=True)]
+    assert [h.key for h in yielding(asker, others, 1, 13, {})] == ["idle"]
+    assert [h.key for h in yielding(asker, others, 8, 13, {})] == ["idle", "last"]
+    assert [h.key for h in yielding(others[1], [asker, others[0]], 2, 13, {})] == []
+
+
+def test_what_was_made_again_lately_stays_unless_the_first_of_all_asks() -> None:
+    first, middle = Holder("first", "", 1, (1.0,)), Holder("middle", "", 1, (2.0,))
+    fresh = Holder("fresh", "", 4, (3.0,), fresh=True)
+    assert yielding(middle, [first, fresh], 1, 6, {}) == []
+    assert yielding(first, [middle, fresh], 1, 6, {}) == [fresh]
+
+
+def test_a_flooding_tenant_gives_way_to_one_within_its_share_however_old_its_programs_are() -> None:
+    flood = [Holder(i, "flood", 2, (float(i),)) for i in range(5)]
+    newcomer = Holder("new", "small", 0, (99.0,))
+    assert [h.key for h in yielding(newcomer, flood, 4, 10, {})] == [4, 3]
+    assert yielding(flood[0], [*flood[1:], Holder("new", "small", 2, (99.0,))], 2, 10, {}) == [flood[4]]
+    assert yielding(newcomer, flood, 4, 10, {"flood": 9.0}) == [], "its share is one page of ten"
