@@ -115,15 +115,22 @@ async def device_s(client: tartlet.AsyncClient) -> float:
 
 
 async def decode(
-    client: tartlet.AsyncClient, source: tartlet.Source, programs: int, mode: str, durability: str = ""
+    client: tartlet.AsyncClient,
+    source: tartlet.Source,
+    programs: int,
+    mode: str,
+    durability: str = "",
+    *,
+    prompt: int = PROMPT_TOKENS,
+    tokens: int = NEW_TOKENS,
 ) -> tuple[float, float]:
-    """Have `programs` programs decode side by side.
+    """Have `programs` programs decode `tokens` tokens side by side, behind `prompt` tokens each.
 
     Returns:
         Seconds an output token, and wall time over `device_s`.
     """
     run_ahead, own_sampling = MODES[mode]
-    args = [str(n) for n in (PROMPT_TOKENS, NEW_TOKENS, run_ahead, int(own_sampling))]
+    args = [str(n) for n in (prompt, tokens, run_ahead, int(own_sampling))]
     specs = [tartlet.LaunchSpec(source=source, args=args, durability=durability)] * programs
     waiting: list[str] = []
     start = last = computed_s = 0.0
@@ -147,7 +154,7 @@ async def decode(
     if ended != programs:
         raise RuntimeError(f"{ended} of {programs} programs ended")
     computed_s = await device_s(client) - computed_s
-    return (last - start) / (NEW_TOKENS - 1 - run_ahead), (last - start) / computed_s
+    return (last - start) / (tokens - 1 - run_ahead), (last - start) / computed_s
 
 
 @asynccontextmanager

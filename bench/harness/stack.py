@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
 import tempfile
@@ -55,6 +56,12 @@ async def running_stack(
     finally:
         if directory is None:
             shutil.rmtree(place, ignore_errors=True)
+
+
+async def until_engines(client: tartlet.AsyncClient, count: int) -> None:
+    """Wait until as many engines are ready."""
+    while sum(engine["state"] == "ready" for engine in (await client.state()).control["engines"]) < count:  # noqa: ASYNC110 - another process makes them ready
+        await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

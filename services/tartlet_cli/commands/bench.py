@@ -20,6 +20,8 @@ BENCHMARKS = {  # name: (module, what it measures)
     "orders": ("orders", "orders of programs on a real engine, beside the simulation"),
     "journals": ("journals", "what journals cost, in files and in Redis"),
     "chaos": ("survival.chaos", "200 durable programs while processes are killed at random"),
+    "contexts": ("survival.contexts", "32k-token contexts on a real engine, and contexts made again"),
+    "pauses": ("survival.pauses", "how long programs stand still when a process is killed"),
     "telemetry": ("telemetry", "what exporting telemetry costs"),
     "operator": ("operator_load.scale", "the operator with up to 10,000 Inferlets; needs etcd"),
     "control": ("control", "control alone: microseconds a command"),
