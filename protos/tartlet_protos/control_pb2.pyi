@@ -33,12 +33,19 @@ class RuntimeFrame(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    STOPPING_FIELD_NUMBER: _builtins.int
+    JOURNALS_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
     """more of this turn follows: control waits for it if another step would cost more"""
     number: _builtins.int
     """from protocol 2 on: from 1, 0 for an empty frame and for Hello"""
     applied: _builtins.int
     """the last number that the sender has applied"""
+    stopping: _builtins.bool
+    """the runtime stops: its programs whose journals can be run again go elsewhere at once"""
+    journals: _builtins.str
+    """as in Hello, if it wasn't known then"""
     @_builtins.property
     def hello(self) -> Global___RuntimeHello: ...
     @_builtins.property
@@ -51,6 +58,10 @@ class RuntimeFrame(_message.Message):
     def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptProgram]:
         """the kept programs that Hello had no room for"""
 
+    @_builtins.property
+    def stored(self) -> Global___Stored:
+        """what became stored in journals"""
+
     def __init__(
         self,
         *,
@@ -62,14 +73,43 @@ class RuntimeFrame(_message.Message):
         more: _builtins.bool = ...,
         number: _builtins.int = ...,
         applied: _builtins.int = ...,
+        stored: Global___Stored | None = ...,
+        stopping: _builtins.bool = ...,
+        journals: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "hello", b"hello"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "hello", b"hello", "stored", b"stored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "commands", b"commands", "ends", b"ends", "hello", b"hello", "kept", b"kept", "more", b"more", "number", b"number", "starts", b"starts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "commands", b"commands", "ends", b"ends", "hello", b"hello", "journals", b"journals", "kept", b"kept", "more", b"more", "number", b"number", "starts", b"starts", "stopping", b"stopping", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RuntimeFrame: _TypeAlias = RuntimeFrame  # noqa: Y015
+
+@_typing.final
+class Stored(_message.Message):
+    """How many of control's records to each program are stored in its journal; all ones: it goes on without a journal."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLES_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    handles: _builtins.bytes
+    """u32 [N]"""
+    counts: _builtins.bytes
+    """u64 [N]"""
+    def __init__(
+        self,
+        *,
+        handles: _builtins.bytes = ...,
+        counts: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "handles", b"handles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stored: _TypeAlias = Stored  # noqa: Y015
 
 @_typing.final
 class RuntimeHello(_message.Message):
@@ -85,6 +125,7 @@ class RuntimeHello(_message.Message):
     NEWEST_PROTOCOL_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    JOURNALS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """the oldest version that the runtime speaks"""
     runtime_id: _builtins.str
@@ -97,6 +138,8 @@ class RuntimeHello(_message.Message):
     """0: `protocol` is the only version"""
     epoch: _builtins.int
     """when the incarnation began, in ms of Unix time; 0: unknown"""
+    journals: _builtins.str
+    """runtimes of the same name here can run each other's journals again; "": unknown"""
     @_builtins.property
     def programs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProgramStart]:
         """the programs that run already, after a restart of control"""
@@ -122,10 +165,11 @@ class RuntimeHello(_message.Message):
         newest_protocol: _builtins.int = ...,
         epoch: _builtins.int = ...,
         resume: _common_pb2.Resumption | None = ...,
+        journals: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "frame_socket", b"frame_socket", "incarnation", b"incarnation", "kept", b"kept", "newest_protocol", b"newest_protocol", "programs", b"programs", "protocol", b"protocol", "resume", b"resume", "runtime_id", b"runtime_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "frame_socket", b"frame_socket", "incarnation", b"incarnation", "journals", b"journals", "kept", b"kept", "newest_protocol", b"newest_protocol", "programs", b"programs", "protocol", b"protocol", "resume", b"resume", "runtime_id", b"runtime_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -194,6 +238,11 @@ class ProgramStart(_message.Message):
     LOST_STATE_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    DURABLE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    HEARD_FIELD_NUMBER: _builtins.int
+    ADOPTS_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """chosen by the runtime, unique on this stream"""
     program_id: _builtins.str
@@ -211,8 +260,20 @@ class ProgramStart(_message.Message):
     """the program runs already: this announces it"""
     pool: _builtins.str
     """TENANT/POOL or TENANT/*: only engines of these pools; "" any that the tenant may use"""
+    durable: _builtins.bool
+    """its journal can be run again: control keeps its records to the program until they are stored"""
+    epoch: _builtins.int
+    """with durable: of the journal's owner"""
+    heard: _builtins.int
+    """with running: how many of control's records to the program the runtime has in its journal"""
+    adopts: _builtins.bool
+    """answers a TakeOver: the program begins again from its journal, as `handle`"""
     @_builtins.property
     def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def lost(self) -> _common_pb2.Error:
+        """with adopts: why the journal can't be run again; the program ends so"""
+
     def __init__(
         self,
         *,
@@ -228,10 +289,15 @@ class ProgramStart(_message.Message):
         lost_state: _builtins.bool = ...,
         running: _builtins.bool = ...,
         pool: _builtins.str = ...,
+        durable: _builtins.bool = ...,
+        epoch: _builtins.int = ...,
+        heard: _builtins.int = ...,
+        adopts: _builtins.bool = ...,
+        lost: _common_pb2.Error | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_limit", b"command_limit", "handle", b"handle", "idempotency_key", b"idempotency_key", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "pool", b"pool", "program_id", b"program_id", "running", b"running", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "command_limit", b"command_limit", "durable", b"durable", "epoch", b"epoch", "handle", b"handle", "heard", b"heard", "idempotency_key", b"idempotency_key", "lost", b"lost", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "pool", b"pool", "program_id", b"program_id", "running", b"running", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -308,6 +374,7 @@ class ControlFrame(_message.Message):
     IDLE_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
+    TAKEOVERS_FIELD_NUMBER: _builtins.int
     models_changed: _builtins.bool
     idle: _builtins.bool
     """no engine has work, so these deliveries are urgent"""
@@ -329,6 +396,8 @@ class ControlFrame(_message.Message):
     def kills(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProgramKill]: ...
     @_builtins.property
     def settled(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProgramSettled]: ...
+    @_builtins.property
+    def takeovers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TakeOver]: ...
     def __init__(
         self,
         *,
@@ -342,14 +411,40 @@ class ControlFrame(_message.Message):
         idle: _builtins.bool = ...,
         number: _builtins.int = ...,
         applied: _builtins.int = ...,
+        takeovers: _abc.Iterable[Global___TakeOver] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "deliveries", b"deliveries", "hello", b"hello", "idle", b"idle", "kills", b"kills", "models", b"models", "models_changed", b"models_changed", "number", b"number", "settled", b"settled", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "deliveries", b"deliveries", "hello", b"hello", "idle", b"idle", "kills", b"kills", "models", b"models", "models_changed", b"models_changed", "number", b"number", "settled", b"settled", "started", b"started", "takeovers", b"takeovers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ControlFrame: _TypeAlias = ControlFrame  # noqa: Y015
+
+@_typing.final
+class TakeOver(_message.Message):
+    """Asks a runtime to become the owner of a program whose runtime is gone, and to begin it again from its journal."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRAM_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    program_id: _builtins.str
+    epoch: _builtins.int
+    """the owner's from now on"""
+    def __init__(
+        self,
+        *,
+        program_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "program_id", b"program_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeOver: _TypeAlias = TakeOver  # noqa: Y015
 
 @_typing.final
 class ControlHello(_message.Message):
@@ -405,9 +500,15 @@ class StartReply(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     EXISTING_PROGRAM_ID_FIELD_NUMBER: _builtins.int
+    COMMANDS_FIELD_NUMBER: _builtins.int
+    PAUSED_S_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     existing_program_id: _builtins.str
     """the program of this idempotency key; no other was started"""
+    commands: _builtins.int
+    """with adopts: how many commands control has taken; the first ones don't come again"""
+    paused_s: _builtins.float
+    """with adopts: for how long the program had no runtime"""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """number 0: started"""
@@ -418,10 +519,12 @@ class StartReply(_message.Message):
         handle: _builtins.int = ...,
         error: _common_pb2.Error | None = ...,
         existing_program_id: _builtins.str = ...,
+        commands: _builtins.int = ...,
+        paused_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "existing_program_id", b"existing_program_id", "handle", b"handle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "error", b"error", "existing_program_id", b"existing_program_id", "handle", b"handle", "paused_s", b"paused_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -821,6 +924,7 @@ class LocateReply(_message.Message):
     PAGES_FIELD_NUMBER: _builtins.int
     RUNTIMES_FIELD_NUMBER: _builtins.int
     RETURNING_FIELD_NUMBER: _builtins.int
+    RECOVERING_FIELD_NUMBER: _builtins.int
     returning: _builtins.bool
     """control has just started and runtimes may still reconnect: "" is not final"""
     @_builtins.property
@@ -835,6 +939,10 @@ class LocateReply(_message.Message):
     def runtimes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """addresses of the connected runtimes"""
 
+    @_builtins.property
+    def recovering(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """one for each program: its runtime is gone, and another one takes it over"""
+
     def __init__(
         self,
         *,
@@ -842,10 +950,11 @@ class LocateReply(_message.Message):
         pages: _abc.Iterable[_builtins.int] | None = ...,
         runtimes: _abc.Iterable[_builtins.str] | None = ...,
         returning: _builtins.bool = ...,
+        recovering: _abc.Iterable[_builtins.bool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "pages", b"pages", "returning", b"returning", "runtimes", b"runtimes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "pages", b"pages", "recovering", b"recovering", "returning", b"returning", "runtimes", b"runtimes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

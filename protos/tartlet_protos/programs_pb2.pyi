@@ -327,17 +327,21 @@ class AttachTo(_message.Message):
 
     PROGRAM_ID_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    TIE_FIELD_NUMBER: _builtins.int
     program_id: _builtins.str
     offset: _builtins.int
+    tie: _builtins.bool
+    """the client of a `run` is back: the program ends when it goes away"""
     def __init__(
         self,
         *,
         program_id: _builtins.str = ...,
         offset: _builtins.int = ...,
+        tie: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "program_id", b"program_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "program_id", b"program_id", "tie", b"tie"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -369,17 +373,21 @@ class SendItem(_message.Message):
 
     PROGRAM_ID_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     program_id: _builtins.str
     message: _builtins.bytes
+    key: _builtins.bytes
+    """names the sending: sent again with the same key, the message is delivered once"""
     def __init__(
         self,
         *,
         program_id: _builtins.str = ...,
         message: _builtins.bytes = ...,
+        key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "program_id", b"program_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "message", b"message", "program_id", b"program_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -484,11 +492,12 @@ class ProgramInfo(_message.Message):
     PAGES_FIELD_NUMBER: _builtins.int
     RUNTIME_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    RECOVERED_S_FIELD_NUMBER: _builtins.int
     program_id: _builtins.str
     name: _builtins.str
     """file or inferlet name"""
     state: _builtins.str
-    """"starting", "running", "succeeded", "failed" """
+    """"starting", "running", "recovering", "succeeded", "failed" """
     tenant: _builtins.str
     started_unix_s: _builtins.float
     age_s: _builtins.float
@@ -499,6 +508,8 @@ class ProgramInfo(_message.Message):
     """address of the runtime that runs it"""
     idempotency_key: _builtins.str
     """the key of its launch; "": none"""
+    recovered_s: _builtins.float
+    """seconds for which the program stood still because its runtime was gone"""
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
@@ -518,10 +529,11 @@ class ProgramInfo(_message.Message):
         pages: _builtins.int = ...,
         runtime: _builtins.str = ...,
         idempotency_key: _builtins.str = ...,
+        recovered_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "error", b"error", "idempotency_key", b"idempotency_key", "model", b"model", "name", b"name", "pages", b"pages", "program_id", b"program_id", "runtime", b"runtime", "started_unix_s", b"started_unix_s", "state", b"state", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "error", b"error", "idempotency_key", b"idempotency_key", "model", b"model", "name", b"name", "pages", b"pages", "program_id", b"program_id", "recovered_s", b"recovered_s", "runtime", b"runtime", "started_unix_s", b"started_unix_s", "state", b"state", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -37,6 +38,7 @@ FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 1.0
 PORTION_BYTES = 3 << 20  # bytes of specs or items in one message, below the message limit of 4 MiB
 AT_ONCE = 4096
+_KEY_BYTES = 12  # of a sending
 
 
 def launch_spec(source: Source | None, args: Sequence[str], spec: LaunchSpec | None) -> LaunchSpec:
@@ -97,7 +99,7 @@ def send_requests(items: Sequence[tuple[str, bytes | str]]) -> Iterator[programs
 
 def _send_item(program_id: str, message: bytes | str) -> programs_pb2.SendItem:
     check_id(program_id)
-    return programs_pb2.SendItem(program_id=program_id, message=message_bytes(message))
+    return programs_pb2.SendItem(program_id=program_id, message=message_bytes(message), key=os.urandom(_KEY_BYTES))
 
 
 def _portions(messages: Iterable[M]) -> Iterator[list[M]]:
@@ -133,6 +135,49 @@ async def repeated(call: Callable[[], Awaitable[T]], retry_s: float) -> T:
             log.info("sent again in %g s: %s", pause_s, e)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+
+async def sent(
+    send: Callable[[], Any], request: programs_pb2.SendRequest, address: str, metadata: Any, retry_s: float
+) -> list[TartletError | None]:
+    """Send messages, again those that a runtime may not have taken; return an error or None for each, in order.
+
+    Args:
+        send: returns the call, over the connection of that moment.
+        request: the messages, each with a key.
+        address: the server's, for errors.
+        metadata: of the call.
+        retry_s: for how long to send again, in seconds.
+
+    Raises:
+        Unavailable: the server did not answer in that time, or never.
+    """
+    clock = asyncio.get_running_loop().time
+    end_s, pause_s = clock() + retry_s, FIRST_PAUSE_S
+    errors: list[TartletError | None] = [None] * len(request.items)
+    left = list(range(len(request.items)))
+    while True:
+        try:
+            with translated(address):
+                some = programs_pb2.SendRequest(items=[request.items[i] for i in left])
+                reply = await send()(some, metadata=metadata)
+        except (Unavailable, Disconnected):
+            if clock() + pause_s > end_s or not _may_come_back(address):
+                raise
+        else:
+            for i, error in zip(left, reply.errors, strict=True):
+                errors[i] = error_proto.error_from_proto(error)
+            left = [i for i in left if isinstance(errors[i], Unavailable)]
+            if not left or clock() + pause_s > end_s:
+                return errors
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+
+def _may_come_back(address: str) -> bool:
+    """Return whether a server that doesn't answer may do so again: its directory still has the socket."""
+    path = endpoints.unix_path(address)
+    return path is None or path.exists()
 
 
 @contextmanager

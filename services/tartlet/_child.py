@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from signal import Signals
 from typing import BinaryIO
 
 from tartlet_common.errors.registry import StartFailed, TartletError
@@ -149,15 +150,15 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    async def stop(self, grace_s: float) -> None:
-        """Send SIGTERM, and SIGKILL after `grace_s`; return when the role and all processes that it started have ended.
+    async def stop(self, grace_s: float, how: Signals = Signals.SIGTERM) -> None:
+        """Send a signal, and SIGKILL after `grace_s`; return when the role and all that it started have ended.
 
         A role that never served holds no state and may be busy loading: it gets SIGKILL at once.
         """
         if self._process is None:
             return
         if self.served:
-            self.signal(signal.SIGTERM)
+            self.signal(how)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), grace_s)
         self.kill()

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 from tartlet._calls import FIRST_PAUSE_S, LAST_PAUSE_S, from_rpc
-from tartlet_common.errors.registry import Disconnected, RuntimeLost, Unavailable, UnknownProgram
+from tartlet_common.errors.registry import Disconnected, RuntimeLost, Superseded, Unavailable, UnknownProgram
 from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import programs_pb2
 
@@ -34,6 +34,7 @@ class Following:
         offset: int = 0,
         attach: Callable[[int], Any] | None = None,
         retry_s: float = 0.0,
+        first: Sequence[Any] = (),
     ) -> None:
         """Read `stream`.
 
@@ -43,14 +44,16 @@ class Following:
             offset: of the first event.
             attach: makes a stream from an offset on; None: the program ends with its stream.
             retry_s: for how long a broken stream is replaced, in seconds.
+            first: events that were read from the stream already.
         """
         self._stream = stream
         self._address = address
         self._next = offset
         self._attach = attach
         self._retry_s = retry_s
-        self._was_heard = False
         self._is_cancelled = False
+        self._was_heard = False
+        self._was_heard = bool(first and self._news(first))
 
     def cancel(self) -> None:
         """Stop following."""
@@ -99,6 +102,8 @@ class Following:
         Raises:
             RuntimeLost: the program was followed before, and nobody knows it now.
         """
+        if any(event.kind == _Event.ENDED and event.error.number == Superseded.number for event in events):
+            return None  # another runtime goes on with the program
         if self._was_heard:
             for event in events:
                 if event.kind == _Event.REJECTED:

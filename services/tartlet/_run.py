@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
 import grpc.aio
@@ -23,7 +24,8 @@ class Run:
     or `wait` continues with the next event. Cancelling a loop, for example by `asyncio.wait_for`, loses no event and
     does not end the program.
 
-    A run of `attach` outlives its connection: it attaches again behind the last event, for `retry_s` of its client.
+    A run outlives its connection: it attaches again behind the last event, for `retry_s` of its client. A program that
+    `AsyncClient.run` launched ends when its connection breaks, unless its runtime is lost with it.
 
     Attributes:
         program_id: the program's id.
@@ -113,8 +115,8 @@ def _noted(read: asyncio.Task[Any]) -> None:
         read.exception()
 
 
-async def launched(stream: Any, address: str) -> Run:
-    """Read a Launch stream up to its answer and return the run, which ends with the stream.
+async def launched(stream: Any, address: str, attach: Callable[[str, int], Any], retry_s: float) -> Run:
+    """Read a Launch stream up to its answer and return the run, which `attach` takes up again if the stream breaks.
 
     Raises:
         TartletError: the server at `address` rejected the launch, or didn't answer.
@@ -132,4 +134,6 @@ async def launched(stream: Any, address: str) -> Run:
     first = _convert.event_from_proto(frame.events[0])
     if not isinstance(first, Accepted):
         raise InternalError(detail=f"a launch was answered with {first}")
-    return Run(first.program_id, first.guest_token, Following(stream, address), frame.events[1:])
+    again = partial(attach, first.program_id)
+    following = Following(stream, address, attach=again, retry_s=retry_s, first=frame.events)
+    return Run(first.program_id, first.guest_token, following, frame.events[1:])

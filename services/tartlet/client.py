@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc.aio
 
 from tartlet import _convert, environment
-from tartlet._calls import checked, launch_requests, launch_spec, repeated, send_requests, translated, upload
+from tartlet._calls import checked, launch_requests, launch_spec, repeated, send_requests, sent, translated, upload
 from tartlet._following import Following
 from tartlet._given import all_of, check_id, check_offset, check_texts
 from tartlet._run import Run, launched
@@ -102,7 +103,7 @@ class AsyncClient:
     async def run(
         self, source: Source | None = None, args: Sequence[str] = (), *, spec: LaunchSpec | None = None
     ) -> Run:
-        """Launch a program that ends when this client goes away, and follow it.
+        """Launch a program that ends when this client goes away, and follow it, also to another runtime.
 
         Args:
             source: the program; not with `spec`.
@@ -117,7 +118,8 @@ class AsyncClient:
         with telemetry.tracer().start_as_current_span(names.SPAN_CLIENT_LAUNCH):
             await self._upload([spec])
             request = programs_pb2.LaunchRequest(specs=[_convert.launch_to_proto(spec, attach=True, tie=True)])
-            return await launched(self._programs().Launch(checked(request), metadata=self._metadata), self.address)
+            stream = self._programs().Launch(checked(request), metadata=self._metadata)
+            return await launched(stream, self.address, self._attacher(tie=True), self._retry_s)
 
     async def launch(
         self, source: Source | None = None, args: Sequence[str] = (), *, spec: LaunchSpec | None = None
@@ -192,19 +194,21 @@ class AsyncClient:
         """
         check_id(program_id)
         check_offset(offset)
+        patience_s = self._retry_s if retry_s is None else retry_s
+        attach = partial(self._attacher(), program_id)
+        following = Following(attach(offset), self.address, offset=offset, attach=attach, retry_s=patience_s)
+        return Run(program_id, "", following)
 
-        def stream(at: int) -> Any:
-            target = programs_pb2.AttachTo(program_id=program_id, offset=at)
-            return self._programs().Attach(programs_pb2.AttachRequest(programs=[target]), metadata=self._metadata)
+    def _attacher(self, *, tie: bool = False) -> Callable[[str, int], Any]:
+        self._programs()
 
-        def again(at: int) -> Any:
+        def attach(program_id: str, offset: int) -> Any:
             if self._dialer is None:
                 raise Disconnected(remedy="Attach with a client that isn't closed.")
-            return stream(at)
+            target = programs_pb2.AttachTo(program_id=program_id, offset=offset, tie=tie)
+            return self._programs().Attach(programs_pb2.AttachRequest(programs=[target]), metadata=self._metadata)
 
-        patience_s = self._retry_s if retry_s is None else retry_s
-        following = Following(stream(offset), self.address, offset=offset, attach=again, retry_s=patience_s)
-        return Run(program_id, "", following)
+        return attach
 
     async def send(self, program_id: str, message: bytes | str) -> None:
         """Send a message to a program, which reads it with `receive`.
@@ -218,11 +222,13 @@ class AsyncClient:
             raise error
 
     async def send_many(self, items: Sequence[tuple[str, bytes | str]]) -> Errors:
-        """Send messages to many programs; return an error or None for each, in order."""
+        """Send messages to many programs, each once; return an error or None for each, in order.
+
+        Messages that a runtime may not have taken are sent again for the client's `retry_s`.
+        """
         errors: Errors = []
         for request in list(send_requests(items)):  # a message that is too long is refused before any is sent
-            reply = await self._call(self._programs().Send(request, metadata=self._metadata))
-            errors += [error_proto.error_from_proto(e) for e in reply.errors]
+            errors += await sent(lambda: self._programs().Send, request, self.address, self._metadata, self._retry_s)
         return errors
 
     async def kill(self, program_id: str, reason: str = "") -> None:

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,7 +223,8 @@ class LocalStack:
         try:
             for role in ("gateway", "runtime", "control", "worker"):
                 if role in self._children:
-                    await self._children[role].stop(_GRACE_S[role])
+                    how = signal.SIGINT if role == "runtime" else signal.SIGTERM  # no other runtime goes on
+                    await self._children[role].stop(_GRACE_S[role], how)
         finally:
             self.kill()
             self._release()

@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import gc
 import logging
+import signal
 import socket
 import uuid
 from collections.abc import Coroutine
 from typing import Any
+
+import grpc.aio
 
 from tartlet_common.clock import Clock, SystemClock
 from tartlet_common.config.settings import RuntimeSettings
@@ -32,6 +35,7 @@ from tartlet_runtime.journal.space import BUFFERED_BYTES, Space
 from tartlet_runtime.journal.store import JournalStore
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
+from tartlet_runtime.serving.adoption import Adoption
 from tartlet_runtime.serving.gauges import show_memory
 from tartlet_runtime.serving.programs import ProgramTable
 from tartlet_runtime.serving.relay import Relay
@@ -46,13 +50,17 @@ PROCESS_BYTES = 192 << 20
 NO_CONTROL = "control can't be reached"
 _REAP_PUT_OFF = 4
 _STOP_GRACE_S = 1.0
+_HAND_OVER_S = 2.0
 _IDLE_POLL_S = 0.02
 _IDLE_S = 0.004
 _YOUNG = 20_000
 
 
 async def main(settings: RuntimeSettings, notify: Notify) -> None:
-    """Serve until cancelled."""
+    """Serve until cancelled. After SIGTERM, programs that can begin again at another runtime are left to others.
+
+    SIGINT says that the other roles stop too, so all programs end.
+    """
     async with contextlib.AsyncExitStack() as stack:
         tasks = asyncio.TaskGroup()
         tls = Tls.of(settings)
@@ -94,9 +102,11 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
             journals=journals,
             ledger=ledger,
         )
+        Adoption(table, store, link, spawn)
         relay = Relay(link, hello.address, tls, spawn)
         stack.push_async_callback(relay.close)
         table.follow_elsewhere = relay.join
+        relay.is_here = lambda program_id: table.known(program_id) is not None
         sources = Sources(control, settings.source_bytes, ledger)
         service = ProgramsService(table, driver, link, sources, relay, wasm, settings.capacity, incarnation)
         server = await make_server(
@@ -110,17 +120,35 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
             tasks.create_task(_tend(table))
             tasks.create_task(_reap(driver, wasm))
             tasks.create_task(_prepare_guests(driver, wasm))
-            notify.ready()
-            notify.set_ready("" if link.connected else NO_CONTROL)
-            link.on_connected = lambda: notify.set_ready("" if link.connected else NO_CONTROL)
-            try:
-                await asyncio.get_running_loop().create_future()  # until cancelled
-            finally:
-                link.on_connected = _nothing
-                notify.set_ready("draining")
-                table.end_all(RuntimeLost)
-                driver.flush()
-                await server.stop(_STOP_GRACE_S)
+            await _serve(notify, table, link, driver, server)
+
+
+async def _serve(
+    notify: Notify, table: ProgramTable, link: ControlLink, driver: Driver, server: grpc.aio.Server
+) -> None:
+    """Serve until cancelled; then end programs and calls."""
+
+    def show() -> None:
+        notify.set_ready("" if link.connected else NO_CONTROL)
+
+    notify.ready()
+    show()
+    link.on_connected = show
+    others_go_on = True
+    try:
+        await asyncio.get_running_loop().create_future()  # until cancelled
+    except asyncio.CancelledError as e:
+        others_go_on = signal.SIGINT.name not in e.args
+        raise
+    finally:
+        link.on_connected = _nothing
+        notify.set_ready("draining")
+        if others_go_on and table.recoverable and await link.hand_over(_HAND_OVER_S):
+            table.leave_to_others()
+        table.end_all(RuntimeLost)
+        driver.flush()
+        await server.stop(_STOP_GRACE_S)
+        table.close()
 
 
 def _open_journals(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tartlet
 from tartlet import LaunchSpec, Limits, Source
@@ -191,8 +194,15 @@ async def killed(server: Serving, client: tartlet.AsyncClient, role: str) -> Tar
     return run.ended.error
 
 
-async def thought(server: Serving, client: tartlet.AsyncClient, *args: str, kills: int = 0) -> list[str] | TartletError:
-    """Returns what a program with three branches generates while workers are killed, or the error in which it ends."""
+async def thought(
+    server: Serving,
+    client: tartlet.AsyncClient,
+    *args: str,
+    kills: int = 0,
+    role: str = "worker",
+    how: signal.Signals = signal.SIGKILL,
+) -> list[str] | TartletError:
+    """Returns what a program with three branches generates while roles are killed, or the error in which it ends."""
     run = await client.run(program("thinker"), [*args])
     events = aiter(run)
     said = [await message(events)]
@@ -200,8 +210,10 @@ async def thought(server: Serving, client: tartlet.AsyncClient, *args: str, kill
         await client.send(run.program_id, "on")
         if turn < kills:
             await asyncio.sleep(0.02 * turn)
-            server.kill("worker")
-            await asyncio.to_thread(server.until, "worker serves", server.text().count("worker serves") + 1)
+            serves = f"{role} serves"
+            count = server.text().count(serves)
+            os.kill(server.pid(role), how)
+            await asyncio.to_thread(server.until, serves, count + 1)
         try:
             said.append(await message(events))
         except (StopAsyncIteration, TartletError, AssertionError):
@@ -210,3 +222,11 @@ async def thought(server: Serving, client: tartlet.AsyncClient, *args: str, kill
         await client.send(run.program_id, "stop")
     ended = await run.wait()
     return said if ended.error is None else ended.error
+
+
+async def unaffected(server: Serving, client: tartlet.AsyncClient, **how: Any) -> TartletError | None:
+    """Returns the error in which a program ends while roles are killed; None: it thinks as when undisturbed."""
+    undisturbed = await thought(server, client)
+    found = await thought(server, client, **how)
+    assert isinstance(found, TartletError) or found == undisturbed
+    return found if isinstance(found, TartletError) else None

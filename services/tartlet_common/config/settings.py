@@ -76,6 +76,9 @@ class ControlSettings(_Settings):
     runtime_grace_s: float = Field(
         5.0, ge=0, le=3600, description="seconds that a runtime may be gone before its programs end"
     )
+    takeover_grace_s: float = Field(
+        30.0, ge=0, le=3600, description="seconds that a program whose runtime is gone waits for another one"
+    )
     engine_grace_s: float = Field(
         1.0, ge=0, le=3600, description="seconds that an engine may be gone before control gives it up"
     )
@@ -161,6 +164,9 @@ class RuntimeSettings(_Settings):
     commands_in_flight: int = Field(4096, ge=1, description="commands that a program may have in flight")
     journal_bytes: int = Field(64 << 20, ge=1024, description="bytes of a journal, at most")
     journals_bytes: int = Field(2 << 30, ge=1 << 20, description="bytes of all journals on disk, at most")
+    client_grace_s: float = Field(
+        5.0, ge=0, le=3600, description="seconds that the client of a run may take to find it at another runtime"
+    )
     compile_timeout_s: float = Field(60.0, gt=0, description="seconds that compiling an uploaded module may take")
     ended_kept: int = Field(1000, ge=0, description="ended programs whose output stays readable, at most")
     ended_kept_s: float = Field(600.0, ge=0, description="seconds that an ended program's output stays readable")

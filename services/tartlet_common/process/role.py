@@ -155,11 +155,16 @@ async def _until_signalled(work: Awaitable[None]) -> None:
 
 
 def signals_cancel(task: asyncio.Task[Any]) -> None:
-    """Make SIGTERM and SIGINT cancel a task, in place of their earlier handlers."""
+    """Make SIGTERM and SIGINT cancel a task, in place of their earlier handlers. The signal's name is the message."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Once only: a second signal, or the parent's death after the first, must not cancel the cleaning up.
-        loop.add_signal_handler(number, lambda: task.cancelling() or task.cancel())
+        loop.add_signal_handler(number, _cancel, task, number.name)
+
+
+def _cancel(task: asyncio.Task[Any], signal_name: str) -> None:
+    if not task.cancelling():
+        task.cancel(signal_name)
 
 
 def _log_to_stderr(form: str, level: str, role: str) -> None:

@@ -25,6 +25,10 @@ ATTR_STEP_DEVICE_TIME = "tartlet.step.device_time"  # s
 ATTR_ENGINE_ID = "tartlet.engine.id"
 ATTR_MEMORY_USE = "tartlet.memory.use"
 ATTR_PEER = "tartlet.link.peer"  # runtime or worker
+ATTR_PAUSE = "tartlet.recovery.pause"  # s
+
+# events of spans
+EVENT_RECOVERING = "tartlet.program.recovering"
 
 # metrics
 METRIC_REQUEST_DURATION = "gen_ai.server.request.duration"  # s

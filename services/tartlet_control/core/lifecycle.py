@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tartlet_common.engine.pools import Reach
@@ -24,11 +24,12 @@ from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.batching.batcher import Batcher
 from tartlet_control.order.book import Program
 from tartlet_control.order.sizes import History
+from tartlet_control.tables.answers import Answers
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.keys import RETURN_S, Keys
 from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.models import Models, ServedModel
-from tartlet_control.tables.outbox import Settled
+from tartlet_control.tables.outbox import Limbo, Settled
 from tartlet_control.tables.programs import Place, ProgramState, RuntimeSession
 from tartlet_control.tables.topics import Topics
 
@@ -54,6 +55,11 @@ class StartRequest:
     lost_state: bool = False
     running: bool = False  # announced, not asked for
     history: bool = False  # its history follows, of which its state is made again
+    durable: bool = False
+    epoch: int = 0  # of its journal's owner
+    heard: int = 0  # how many of control's records its journal has
+    adopts: bool = False
+    lost: TartletError | None = None  # with `adopts`: why it can't begin again
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,17 @@ class Kept:
     program_id: str
     tenant: str = ""
     idempotency_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A program that has ended, as long as its runtime keeps its output."""
+
+    session: RuntimeSession
+    tenant: str
+    journals: str = ""  # where another runtime finds its journal, "" if it has none
+    epoch: int = 0
+    settled: Settled | None = None
 
 
 class Lifecycle:
@@ -81,13 +98,16 @@ class Lifecycle:
         self.ending: dict[ProgramState, None] = {}  # ended well, with commands still to be executed
         self.started = 0
         self.ended = 0
+        self.nowhere = RuntimeSession("", "", "")
+        """Stands for the runtime of programs that have none."""
+        self.nowhere.outbox = Limbo()
         self.on_start: Callable[[ProgramState, StartRequest], None] = _nothing
         self.on_end: Callable[[ProgramState, TartletError | None], None] = _nothing
         self._max_programs = max_programs
         self._page_limit = page_limit
         self._command_limit = command_limit
         self.keys = Keys(self.programs.__contains__, known_from_s=started_s + RETURN_S)
-        self._ended_at: OrderedDict[str, tuple[RuntimeSession, str]] = OrderedDict()  # by program id; and its tenant
+        self.ended_at: OrderedDict[str, Ended] = OrderedDict()  # by program id
 
     # ---- start --------------------------------------------------------------------------------------------------
 
@@ -119,6 +139,9 @@ class Lifecycle:
         self.programs[program.id] = program
         self.keys.add(request.tenant, request.idempotency_key, program.id)
         session.programs[program.handle] = program
+        if request.durable:
+            program.epoch = request.epoch
+            program.answers = session.outbox.keeps[program.handle] = Answers(request.heard)
         self.on_start(program, request)
         return ""
 
@@ -154,20 +177,23 @@ class Lifecycle:
         if program is not None:
             found, tenant = (program.session.address, program.num_pages), program.tenant
         else:
-            session, tenant = self._ended_at.get(program_id, (None, ""))
-            found = "" if session is None else session.address, 0
+            ended = self.ended_at.get(program_id)
+            found, tenant = ("" if ended is None else ended.session.address, 0), "" if ended is None else ended.tenant
         return found if scope.allows(tenant) else ("", 0)
 
     def remember(self, session: RuntimeSession, kept: Kept) -> None:
         """Remember that a runtime keeps the output of a program that has ended."""
         if kept.program_id not in self.programs:
-            self._ended_where(kept.program_id, session, kept.tenant)
+            self._ended_where(kept.program_id, Ended(session, kept.tenant))
             self.keys.add(kept.tenant, kept.idempotency_key, kept.program_id)
 
     def forget_runtime(self, session: RuntimeSession) -> None:
-        """Forget the outputs that a runtime kept, because it won't come back."""
-        for program_id in [i for i, (where, _) in self._ended_at.items() if where is session]:
-            del self._ended_at[program_id]
+        """Forget the outputs that a runtime kept, because it won't come back. Other runtimes may have the journals."""
+        for program_id, ended in list(self.ended_at.items()):
+            if ended.session is session and ended.journals:
+                self.ended_at[program_id] = replace(ended, session=self.nowhere)
+            elif ended.session is session:
+                del self.ended_at[program_id]
 
     # ---- end ----------------------------------------------------------------------------------------------------
 
@@ -224,29 +250,32 @@ class Lifecycle:
         """
         if not program.end_asked or program.dispatched or self.programs.get(program.id) is not program:
             return
+        poison = program.poisoned
+        settled = Settled(
+            program.handle,
+            None if poison is None else poison.error,
+            program.peak_pages,
+            program.sampled_tokens,
+            program.input_tokens,
+            program.commands,
+        )
         if program.commands or program.killed is not None:
-            poison = program.poisoned
-            program.session.outbox.notices.settled.append(
-                Settled(
-                    program.handle,
-                    None if poison is None else poison.error,
-                    program.peak_pages,
-                    program.sampled_tokens,
-                    program.input_tokens,
-                    program.commands,
-                )
-            )
-        self._remove(program)
+            program.session.outbox.notices.settled.append(settled)
+        self._remove(program, settled)
 
-    def _remove(self, program: ProgramState) -> None:
+    def _remove(self, program: ProgramState, settled: Settled | None = None) -> None:
         if self.programs.pop(program.id, None) is not None:
             self.ended += 1
             if program.killed is None and program.account.service_s:
                 self.history.ended(program.account.key, program.account.service_s)
-            self._ended_where(program.id, program.session, program.tenant)
+            journals = ""
+            if program.answers is not None and settled is not None:
+                journals = program.journals or program.session.journals
+            self._ended_where(program.id, Ended(program.session, program.tenant, journals, program.epoch, settled))
             self.on_end(program, program.killed)
         if program.session.programs.get(program.handle) is program:
             del program.session.programs[program.handle]
+            program.session.outbox.keeps.pop(program.handle, None)
         for place in program.places.values():
             place.forget()
         program.queues, program.places = (
@@ -254,10 +283,10 @@ class Lifecycle:
             {},
         )  # they refer to the program, which should not wait for the garbage collector
 
-    def _ended_where(self, program_id: str, session: RuntimeSession, tenant: str) -> None:
-        self._ended_at[program_id] = session, tenant
-        if len(self._ended_at) > ENDED_KEPT:
-            self._ended_at.popitem(last=False)
+    def _ended_where(self, program_id: str, ended: Ended) -> None:
+        self.ended_at[program_id] = ended
+        if len(self.ended_at) > ENDED_KEPT:
+            self.ended_at.popitem(last=False)
 
     def release(self, program: ProgramState) -> None:
         """Give back all that a program holds, and drop its undispatched commands."""

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 from tartlet_common.clock import Clock
 from tartlet_common.config.settings import ControlSettings
-from tartlet_common.errors.registry import ControlLost, Overloaded, RuntimeLost, TartletError
+from tartlet_common.errors.registry import ControlLost, Overloaded, RuntimeLost, Superseded, TartletError
 from tartlet_control.core.lifecycle import Kept, Lifecycle, StartRequest
+from tartlet_control.core.runtimes.takeovers import Takeovers
 from tartlet_control.tables.programs import RuntimeSession
 
 log = logging.getLogger("tartlet.control")
@@ -26,6 +27,7 @@ class Runtimes:
         self.settings = settings
         self.clock = clock
         self.sessions: dict[str, RuntimeSession] = {}  # by runtime id
+        self.takeovers = Takeovers(lifecycle, self.sessions, settings, clock)
         self._waiting: list[tuple[RuntimeSession, StartRequest]] = []  # for other runtimes, which may know their keys
 
     def on_runtime(
@@ -35,6 +37,7 @@ class Runtimes:
         address: str,
         programs: Iterable[StartRequest],
         kept: Iterable[Kept] = (),
+        journals: str = "",
     ) -> RuntimeSession:
         """Take the Hello of a runtime that is new, or back within its grace with the programs it runs and keeps."""
         session = self.sessions.get(runtime_id)
@@ -46,7 +49,19 @@ class Runtimes:
         session.gone_since = None
         self._reconcile(session, list(programs))
         self.on_kept(session, kept)
+        self.on_journals(session, journals)
         return session
+
+    def on_journals(self, session: RuntimeSession, journals: str) -> None:
+        """Take the name of a runtime's store of journals: it may take over programs whose journals are there."""
+        session.journals = journals
+        self.takeovers.name_owners()
+
+    def on_stopping(self, session: RuntimeSession) -> None:
+        """Name other runtimes for the programs of one that stops."""
+        session.stopping = True
+        self.takeovers.leave(session)
+        self.takeovers.name_owners()
 
     def on_kept(self, session: RuntimeSession, kept: Iterable[Kept]) -> None:
         """Remember programs that have ended and whose output the runtime keeps."""
@@ -74,6 +89,8 @@ class Runtimes:
             if program.killed is not None and handle not in told:  # it may not have heard
                 notices.kills.append((handle, program.killed))
             if program.handle != handle:
+                if program.answers is not None:
+                    session.outbox.keeps[handle] = session.outbox.keeps.pop(program.handle, program.answers)
                 program.handle = handle
                 if program.commands:  # answers may have been under way to its old handle
                     self.lifecycle.kill(program, ControlLost(why="its commands to the last one were lost"))
@@ -89,8 +106,9 @@ class Runtimes:
         session.gone_since = self.clock.now()
 
     def lose_runtime(self, session: RuntimeSession) -> None:
-        """Give a runtime up: end its programs and free what they hold."""
+        """Give a runtime up. Its programs begin again elsewhere, or they end and what they hold is freed."""
         self._forget_waiting(session)
+        self.takeovers.leave(session)
         for program in list(session.programs.values()):
             self.lifecycle.forget(program, RuntimeLost())
         self.lifecycle.forget_runtime(session)
@@ -98,11 +116,17 @@ class Runtimes:
             session.link.give_up()
         if self.sessions.get(session.runtime_id) is session:
             del self.sessions[session.runtime_id]
+        self.takeovers.name_owners()
 
     def on_start(self, session: RuntimeSession, request: StartRequest) -> None:
         """Start a program for a runtime, or let the request wait for runtimes that may know its key."""
         now = self.clock.now()
         try:
+            if request.adopts:
+                self.takeovers.adopt(session, request)
+                return
+            if request.running and request.program_id in self.takeovers.orphans:
+                raise Superseded(program=request.program_id)
             if request.idempotency_key and not request.running and self._may_be_known(request, now):
                 self._waiting.append((session, request))
                 return
@@ -135,6 +159,7 @@ class Runtimes:
 
     def tick(self, now: float) -> None:
         """Retry requests that wait, and give up runtimes past their grace."""
+        self.takeovers.tick()
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for session, request in waiting:

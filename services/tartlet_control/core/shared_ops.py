@@ -71,7 +71,7 @@ class SharedOps:
         self._store.ask(program.tenant, checked(request), answer)
 
     def _on_topic(self, program: ProgramState, record: Record, payload: bytes) -> None:
-        topics, out, handle = self._topics, program.session.outbox, program.handle
+        topics = self._topics
         match record.op:
             case Op.BROADCAST:
                 topic, message = _split("topic", record.a, payload)
@@ -79,14 +79,14 @@ class SharedOps:
             case Op.SUBSCRIBE:
 
                 def hand(ticket: int, lost: int, message: bytes) -> None:
-                    out.deliver(handle, RESULT, 1, ticket, 0, lost, payload=message)
+                    program.session.outbox.deliver(program.handle, RESULT, 1, ticket, 0, lost, payload=message)
 
                 topics.subscribe(program.tenant, program.id, record.a, _text("topic", payload), hand)
                 _answer(program, record)
             case Op.UNSUBSCRIBE:
                 ticket = topics.unsubscribe(program.id, record.a)
                 if ticket is not None:
-                    out.deliver(handle, CANCELLED, 1, ticket, 0)
+                    program.session.outbox.deliver(program.handle, CANCELLED, 1, ticket, 0)
                 _answer(program, record)
             case _:  # NEXT_MESSAGE
                 if not record.flags & 1:  # else the request would take a message that nobody gets

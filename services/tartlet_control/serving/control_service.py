@@ -28,15 +28,13 @@ from tartlet_common.rpc.frame_streams import FrameListener
 from tartlet_common.rpc.link_stream import LinkStream
 from tartlet_common.rpc.pairing import check_resumption, version_of
 from tartlet_common.rpc.tenancy import scope_of
-from tartlet_control.core.lifecycle import Kept, StartRequest
 from tartlet_control.serving import greeting
 from tartlet_control.serving.catalogue import Catalogue
 from tartlet_control.serving.core_loop import CoreLoop, RuntimeLink
-from tartlet_control.serving.ends import BESIDE_BYTES, add_ends, in_place_of
+from tartlet_control.serving.ends import in_place_of
+from tartlet_control.serving.frames import frames_of, kept, start_request
 from tartlet_control.serving.state import engines_of, state_of
 from tartlet_control.serving.tokenizers import Tokenizers
-from tartlet_control.tables.models import ServedModel
-from tartlet_control.tables.outbox import Chunk, Notices
 from tartlet_control.tables.programs import RuntimeSession
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 
@@ -49,7 +47,6 @@ _WATCH_S: Final = (0.1, 600.0)
 """Bounds of how often a watcher of engines is told that nothing has changed."""
 _PROGRAMS_S: Final = 10.0
 """Delay after which a watcher is told of other numbers of programs."""
-_STARTS_BYTES: Final = 2 << 20
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -153,8 +150,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 hello.runtime_id,
                 hello.incarnation,
                 hello.address,
-                [_start_request(p) for p in hello.programs],
-                map(_kept, hello.kept),
+                [start_request(p) for p in hello.programs],
+                map(kept, hello.kept),
+                hello.journals,
             )
             instead = functools.partial(in_place_of, core, session)
             greeting.begin_link(core, session, version, control_pb2.ControlFrame, instead)
@@ -191,15 +189,21 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     def _take(self, link: RuntimeLink, frame: control_pb2.RuntimeFrame) -> None:
         core, session = self._core, link.session
+        if frame.journals:
+            core.on_journals(session, frame.journals)
         for start in frame.starts:
-            core.on_start(session, _start_request(start))
+            core.on_start(session, start_request(start))
         if frame.HasField("commands"):
             columns = frame.commands
             core.on_commands(session, columns.handles, columns.records, columns.payload)
         for end in frame.ends:
             core.on_end(session, end.handle, failed=end.failed, withdrawn=end.withdrawn)
+        if frame.HasField("stored"):
+            core.on_stored(session, frame.stored.handles, frame.stored.counts)
+        if frame.stopping:
+            core.on_stopping(session)
         if frame.kept:
-            core.on_kept(session, map(_kept, frame.kept))
+            core.on_kept(session, map(kept, frame.kept))
         if not frame.more or core.takes_parts:
             self._loop.pump(own=link)
 
@@ -220,50 +224,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     def _send(self, link: RuntimeLink) -> None:
         try:
-            for frame in self._frames(*link.session.outbox.take()):
+            for frame in frames_of(self._core, *link.session.outbox.take()):
                 link.link.send(frame)
         except BaseException:
             link.link.give_up()  # what was taken is lost
             raise
-
-    def _frames(self, chunks: list[Chunk], notices: Notices) -> list[control_pb2.ControlFrame]:
-        idle = self._core.idle
-        frames = []
-        for chunk in chunks:
-            frame = control_pb2.ControlFrame(idle=idle)
-            columns = frame.deliveries  # filled in place: to make it first and then copy it takes thrice as long
-            columns.handles, columns.records = bytes(chunk.handles), bytes(chunk.records)
-            columns.payload = bytes(chunk.payload)
-            frames.append(frame)
-        if notices:
-            # Starts go first: nothing may be delivered to a program before it has started.
-            started = self._starts(notices)
-            if frames and len(started) == 1 and started[0].ByteSize() < BESIDE_BYTES:
-                frames[0].MergeFrom(started.pop())
-            frames = started + frames
-            if not frames:
-                frames.append(control_pb2.ControlFrame())
-            frames += add_ends(frames[-1], notices)
-        return frames
-
-    def _starts(self, notices: Notices) -> list[control_pb2.ControlFrame]:
-        """Return models and starts in as few frames as fit."""
-        frames = []
-        if notices.models_changed:
-            models = [info for m in self._core.models if (info := _model_info(m)) is not None]
-            frames.append(control_pb2.ControlFrame(models_changed=True, models=models))
-        replies = [
-            control_pb2.StartReply(handle=h, error=error_to_proto(e), existing_program_id=existing)
-            for h, e, existing in notices.started
-        ]
-        size = frames[0].ByteSize() if frames else _STARTS_BYTES
-        for reply in replies:
-            size += reply.ByteSize() + 8
-            if size > _STARTS_BYTES:
-                frames.append(control_pb2.ControlFrame())
-                size = 0
-            frames[-1].started.append(reply)
-        return frames
 
     # ---- unary --------------------------------------------------------------------------------------------------
 
@@ -293,11 +258,16 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.LocateReply:
         """Return where programs run, how many pages they hold, and which runtimes are connected."""
         scope = scope_of(context)
+        for program_id in request.program_ids:
+            self._core.takeovers.recall(program_id)
+        if self._core.takeovers.orphans:
+            self._loop.changed()
         found = [self._core.lifecycle.locate(i, scope) for i in request.program_ids]
         return control_pb2.LocateReply(
             addresses=[address for address, _ in found],
             pages=[pages for _, pages in found],
             runtimes=[s.address for s in self._core.sessions.values() if s.gone_since is None],
+            recovering=[i in self._core.takeovers.orphans for i in request.program_ids],
             returning=self._core.lifecycle.keys.returning(self._core.clock.now()),
         )
 
@@ -363,33 +333,3 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 yield common_pb2.BlobChunk(data=part)
             else:
                 yield common_pb2.BlobChunk(digest=request.digest, size=len(data), data=part)
-
-
-def _start_request(start: control_pb2.ProgramStart) -> StartRequest:
-    return StartRequest(
-        handle=start.handle,
-        program_id=start.program_id,
-        tenant=start.tenant,
-        idempotency_key=start.idempotency_key,
-        model=start.model,
-        pool=start.pool,
-        page_limit=start.page_limit,
-        command_limit=start.command_limit,
-        name=start.name,
-        trace=tuple(start.trace.items()),
-        lost_state=start.lost_state,
-        running=start.running,
-    )
-
-
-def _model_info(model: ServedModel) -> control_pb2.ModelInfo | None:
-    """Return what runtimes are told of a model; None for one that no message can carry, which costs that one alone."""
-    try:
-        return control_pb2.ModelInfo(**model.info())
-    except (TypeError, ValueError):
-        log.exception("runtimes aren't told of model %d", model.index)
-        return None
-
-
-def _kept(kept: control_pb2.KeptProgram) -> Kept:
-    return Kept(kept.program_id, kept.tenant, kept.idempotency_key)

@@ -10,6 +10,7 @@ import numpy as np
 
 from tartlet_common.abi import RECORD, RECORD_STRUCT, Event, Flag
 from tartlet_common.errors.registry import TartletError
+from tartlet_control.tables.answers import Answer, Answers
 
 _HANDLE: Final = struct.Struct("<I")
 _CHUNK_BYTES: Final = 1 << 20
@@ -46,6 +47,15 @@ class Settled:
     commands: int
 
 
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Tells a runtime that it has a program of another one: what control took of it, and how long it stood still."""
+
+    handle: int
+    commands: int
+    paused_s: float
+
+
 @dataclass(slots=True)
 class Notices:
     """Messages that aren't deliveries. They are rare, and sent after the deliveries before them."""
@@ -53,16 +63,18 @@ class Notices:
     started: list[tuple[int, TartletError | None, str]] = field(default_factory=list)  # handle, error, existing id
     kills: list[tuple[int, TartletError]] = field(default_factory=list)
     settled: list[Settled] = field(default_factory=list)
+    adopted: list[Adopted] = field(default_factory=list)
+    takeovers: list[tuple[str, int]] = field(default_factory=list)  # program id, epoch
     models_changed: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.started or self.kills or self.settled or self.models_changed)
+        return bool(self.started or self.kills or self.settled or self.models_changed or self.adopted or self.takeovers)
 
 
 class Outbox:
     """Collects messages to one runtime. A writer takes all at once, so a step's answers leave in one frame."""
 
-    __slots__ = ("_chunks", "_last", "_shared", "_size", "notices")
+    __slots__ = ("_chunks", "_last", "_shared", "_size", "keeps", "notices")
 
     def __init__(self) -> None:
         self._last = Chunk()
@@ -70,6 +82,8 @@ class Outbox:
         self._size = 0
         self._shared: dict[int, int] = {}  # bytes of answers that other programs' values made, by handle
         self.notices = Notices()
+        self.keeps: dict[int, Answers] = {}
+        """Where the records to durable programs are kept, by handle."""
 
     def __bool__(self) -> bool:
         return bool(self._last.records) or len(self._chunks) > 1 or bool(self.notices)
@@ -92,6 +106,9 @@ class Outbox:
         payload: bytes = b"",
     ) -> None:
         """Append one record for the program `handle`."""
+        kept = self.keeps.get(handle)
+        if kept is not None:
+            kept.add(Answer(event, flags, ticket, queue, a, b, c, payload))
         chunk = self._last
         if len(chunk.records) + len(chunk.payload) + len(payload) > _CHUNK_BYTES and chunk.records:
             self._cut()  # before it: with the largest answer behind it, a full chunk would pass a message's limit
@@ -124,6 +141,13 @@ class Outbox:
         self.notices = Notices()
         return chunks, notices
 
+    def move(self, handle: int, to: Outbox, to_handle: int) -> None:
+        """Let a durable program belong to another outbox, which repeats what isn't stored."""
+        answers = self.keeps.pop(handle)
+        for answer in answers.rest:
+            to.deliver(to_handle, *answer)
+        to.keeps[to_handle] = answers
+
     def keep(self, handles: set[int]) -> None:
         """Keep only what is for these programs. Other handles mean nothing on the runtime's new stream."""
         chunks, notices = self.take()
@@ -139,3 +163,29 @@ class Outbox:
         self._size += len(self._last.records) + len(self._last.payload)
         self._last = Chunk()
         self._chunks.append(self._last)
+
+
+class Limbo(Outbox):
+    """The outbox of programs without a runtime: only what is kept of durable programs outlives it."""
+
+    __slots__ = ()
+
+    def deliver(  # noqa: PLR0913, PLR0917 - as of any outbox
+        self,
+        handle: int,
+        event: int,
+        flags: int,
+        ticket: int,
+        queue: int,
+        a: int = 0,
+        b: int = 0,
+        c: int = 0,
+        payload: bytes = b"",
+    ) -> None:
+        """Keep a record."""
+        kept = self.keeps.get(handle)
+        if kept is not None:
+            kept.add(Answer(event, flags, ticket, queue, a, b, c, payload))
+
+    def count_shared(self, handle: int, size: int) -> None:
+        """No-op: nothing waits to be sent."""

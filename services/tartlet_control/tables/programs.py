@@ -17,6 +17,7 @@ from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import TartletError
 from tartlet_common.rpc.resume import ResumableLink
 from tartlet_control.order import book
+from tartlet_control.tables.answers import Answers
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.grammars import Grammar
 from tartlet_control.tables.ledger import PAGES
@@ -229,10 +230,10 @@ class ProgramState:
     """One running program: what it asked for, its queues, what it holds and what it has used."""
 
     __slots__ = (
-        "account", "alone", "asked_model", "command_limit", "commands", "created", "deaths", "default_model",
-        "dispatched", "end_asked", "failed", "handle", "id", "idempotency_key", "in_flight", "input_tokens", "killed",
-        "live", "name", "num_pages", "page_limit", "peak_pages", "places", "queues", "reach", "recovered_s",
-        "sampled_tokens", "session", "span", "started_s", "tenant",
+        "account", "alone", "answers", "asked_model", "command_limit", "commands", "created", "deaths",
+        "default_model", "dispatched", "end_asked", "epoch", "failed", "handle", "id", "idempotency_key",
+        "in_flight", "input_tokens", "journals", "killed", "live", "name", "num_pages", "page_limit", "peak_pages",
+        "places", "queues", "reach", "recovered_s", "sampled_tokens", "session", "span", "started_s", "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -263,6 +264,9 @@ class ProgramState:
         self.input_tokens = 0
         self.commands = 0
         self.recovered_s = 0.0  # seconds for which the program was suspended
+        self.answers: Answers | None = None  # to be repeated to another runtime; None: it can't begin again there
+        self.epoch = 0  # of its journal's owner
+        self.journals = ""  # the name of the store with its journal, once its runtime is gone
         self.killed: TartletError | None = None
         self.failed = False  # as its runtime reports
         self.deaths = 0  # engines that died while they computed for it, since it last got an answer
@@ -283,7 +287,10 @@ class RuntimeSession:
     The session outlives its stream: a runtime that comes back within the grace finds its programs as it left them.
     """
 
-    __slots__ = ("address", "gone_since", "held", "incarnation", "link", "outbox", "programs", "runtime_id")
+    __slots__ = (
+        "address", "gone_since", "held", "incarnation", "journals", "link", "outbox", "programs", "runtime_id",
+        "stopping",
+    )  # fmt: skip
 
     def __init__(self, runtime_id: str, incarnation: str, address: str) -> None:
         self.runtime_id = runtime_id
@@ -291,6 +298,10 @@ class RuntimeSession:
         self.address = address
         self.programs: dict[int, ProgramState] = {}
         self.outbox = Outbox()
+        self.journals = ""
+        """The name of its store of journals: runtimes with the same store can take its programs over."""
+        self.stopping = False
+        """Whether it hands its programs over."""
         self.gone_since: float | None = None  # None: connected
         self.link: ResumableLink[Any] | None = None
         """The numbered frames of both directions."""

@@ -127,6 +127,14 @@ class FileStore:
             return
         self._clear(slot)
 
+    def leave(self, program_id: str, epoch: int) -> None:
+        """Keep a journal for its next owner, or drop it if that has copied it."""
+        if program_id not in self._used:
+            return
+        with self._lock(fcntl.LOCK_SH):
+            self._hear_of_takeovers()
+            self.close(program_id, keep=self._epochs.get(program_id, FIRST_EPOCH) <= epoch)
+
     def forget(self, program_id: str) -> None:
         """No-op: what is still there is kept for a replay."""
 
@@ -146,30 +154,32 @@ class FileStore:
     # ---- other owners -----------------------------------------------------------------------------------------
 
     async def take_over(self, program_id: str, epoch: int) -> StoredJournal:
-        """Become the owner of a program whose owner's epoch is `epoch`, and copy its journal to a slot.
+        """Become the owner of a program with `epoch`, which must be higher than its owner's; copy its journal.
 
         Raises:
             UnknownProgram: the directory has no such journal.
-            Superseded: the epoch is another one.
+            Superseded: somebody else has become the owner with this epoch or a later one.
             DiskFull: the journal can't be copied.
         """
         with self._lock(fcntl.LOCK_EX):
             self._hear_of_takeovers()
-            if self._epochs.get(program_id, FIRST_EPOCH) != epoch:
+            if self._epochs.get(program_id, FIRST_EPOCH) >= epoch:
                 raise Superseded(program=program_id)
             path, parsed = self._find(program_id)
             data = path.read_bytes()[: parsed.size]
+            if program_id in self._used:  # this runtime was its owner before
+                self._clear(self._used.pop(program_id))
             self.open(program_id)
             slot = self._used[program_id]
             try:
                 slot.at = os.pwrite(slot.fd, data, 0)
-                os.write(self._takeovers, f"{program_id} {epoch + 1}\n".encode())
+                os.write(self._takeovers, f"{program_id} {epoch}\n".encode())
             except OSError as e:
                 self._clear(self._used.pop(program_id))
                 raise DiskFull(path=slot.path.name, detail=e.strerror) from e
             if path in self._kept_sizes:
                 self._forget(path)
-        return StoredJournal(epoch + 1, data)
+        return StoredJournal(epoch, data)
 
     async def read(self, program_id: str) -> StoredJournal:
         """Return a program's journal.
@@ -190,14 +200,22 @@ class FileStore:
                 self._forget(path)
 
     def _find(self, program_id: str) -> tuple[Path, ParsedJournal]:
-        own = self._used.get(program_id)
-        paths = [own.path] if own is not None else [self.path(program_id), *self._directory.glob("slot-*")]
-        for path in paths:
+        """Return the longest journal of a program: earlier owners may have left copies with fewer records.
+
+        Raises:
+            UnknownProgram: there is none.
+        """
+        found: list[tuple[Path, ParsedJournal]] = []
+        for path in (self.path(program_id), *self._directory.glob("slot-*")):
             with contextlib.suppress(OSError, InvalidSource, ValueError, KeyError, TypeError):
+                if program_id.encode() not in _beginning(path):
+                    continue
                 parsed = parse_journal(path.read_bytes(), path.name)
                 if parsed.header.program_id == program_id:
-                    return path, parsed
-        raise UnknownProgram(program=program_id)
+                    found.append((path, parsed))
+        if not found:
+            raise UnknownProgram(program=program_id)
+        return max(found, key=lambda one: one[1].size)
 
     @contextlib.contextmanager
     def _lock(self, how: int) -> Iterator[None]:
@@ -271,6 +289,12 @@ class FileStore:
         slot.rename(self.path(parsed.header.program_id))
         self._keep(self.path(parsed.header.program_id), parsed.size)
         return parsed.header.program_id
+
+
+def _beginning(path: Path) -> bytes:
+    """Return the first bytes of a file, in which a journal's header names its program."""
+    with path.open("rb") as file:
+        return file.read(128)
 
 
 def _identity(path: Path) -> str:

@@ -8,6 +8,7 @@ launched so.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -23,6 +24,11 @@ class Waiter(Protocol):
     """A program that keeps a journal, as the journals see it."""
 
     journal: Journal
+    heard: int
+    """How many of control's records its journal has, stored or not."""
+
+    def acknowledge(self, heard: int) -> None:
+        """Take note that its journal is stored up to so many of control's records. Raises nothing."""
 
     def release(self, turn: int) -> None:
         """Let go what waits for this turn, or an earlier one. Raises nothing."""
@@ -69,6 +75,7 @@ class Journals:
         self._added: dict[Waiter, None] = {}  # with something to store
         self._waiting: dict[Waiter, None] = {}  # with something that waits to be stored
         self._starved: dict[Waiter, None] = {}  # that get no deliveries
+        self._heard: deque[tuple[int, list[tuple[Waiter, int]]]] = deque()  # what each unstored turn has of control
         self._by_id: dict[str, Waiter] = {}
         self._since: float | None = None  # when the oldest unstored turn was appended, or the last one was stored
         self.on_added: Callable[[], None] = _nothing
@@ -76,6 +83,11 @@ class Journals:
         self.on_stored: Callable[[], None] = _nothing
         """Called when something that waited was let go."""
         store.listen(self)
+
+    @property
+    def store_name(self) -> str:
+        """The name of the store; "" while it isn't known."""
+        return self._store.name
 
     @property
     def full(self) -> bool:
@@ -117,6 +129,15 @@ class Journals:
             raise
         return journal
 
+    def adopt(self, program_id: str, header: bytes, limit_bytes: int, stored_bytes: int, epoch: int) -> Journal:
+        """Continue a journal that the store has given this runtime as its new owner.
+
+        Raises:
+            Overloaded: the journals of running programs take all the space.
+        """
+        self._space.begin(stored_bytes)
+        return Journal(program_id, header, limit_bytes, self._space, epoch=epoch, stored_bytes=stored_bytes)
+
     def close(self, journal: Journal, *, keep: bool) -> None:
         """Note that a program has ended. The store keeps its journal if `keep`, or if it may still be needed."""
         if keep and (part := journal.take()) is not None:
@@ -124,6 +145,15 @@ class Journals:
         journal.discard()
         self._space.end(journal.counted_bytes)
         self._store.close(journal.program_id, keep=keep)
+        waiter = self._by_id.pop(journal.program_id, None)
+        if waiter is not None:
+            self._leave(waiter)
+
+    def leave(self, journal: Journal) -> None:
+        """Leave a journal to another runtime, which owns it or is about to."""
+        journal.discard()
+        self._space.end(journal.counted_bytes)
+        self._store.leave(journal.program_id, journal.epoch)
         waiter = self._by_id.pop(journal.program_id, None)
         if waiter is not None:
             self._leave(waiter)
@@ -155,6 +185,7 @@ class Journals:
             added, self._added = self._added, {}
             parts = [part for waiter in added if (part := waiter.journal.take()) is not None]
             if parts:
+                self._heard.append((self.turn, [(waiter, waiter.heard) for waiter in added]))
                 self._append(tuple(parts))
 
     def _append(self, parts: tuple[Part, ...]) -> None:
@@ -169,6 +200,9 @@ class Journals:
         """Let go what waits for this turn, and the turns before it."""
         self.stored_turn = turn
         self._since = None if turn == self.turn - 1 else self._now()
+        while self._heard and self._heard[0][0] <= turn:
+            for waiter, heard in self._heard.popleft()[1]:
+                waiter.acknowledge(heard)
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
             waiter.release(turn)

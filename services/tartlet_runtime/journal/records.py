@@ -29,7 +29,9 @@ _CRC = Struct("<I")
 RECORD_BYTES = _RECORD.size
 """Bytes of a record beside its data."""
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
-_SHARED_FIELDS = ("language", "filename", "args", "component", "name", "tenant", "model", "limits")
+_SHARED_FIELDS = (
+    "language", "filename", "args", "component", "name", "tenant", "model", "pool", "degrades", "tied", "limits",
+)  # fmt: skip
 
 
 class Kind(IntEnum):
@@ -59,11 +61,20 @@ class JournalHeader:
     tenant: str = ""
     model: str = ""
     limits: dict[str, Any] = field(default_factory=dict)
+    pool: str = ""
+    degrades: bool = False
+    tied: bool = False  # the program ends when its client goes away
+    idempotency_key: str = ""
+    since_heard: int = 0  # control's records that the program had taken when this journal began
+    since_commands: int = 0  # commands for control that it had given
+    since_offset: int = 0  # events of its output
 
     def encode(self) -> bytes:
         """Return the header's bytes."""
         fields = {name: getattr(self, name) for name in _SHARED_FIELDS}
-        return encode_header(self.program_id, self.seed, self.start_ns, _to_json(fields), self.source)
+        return encode_header(
+            self.program_id, self.seed, self.start_ns, _to_json(fields), self.source, self.idempotency_key
+        )
 
     @property
     def component_digest(self) -> str:
@@ -85,9 +96,13 @@ def shared_text(*fields: Any) -> str:
     return _to_json(dict(zip(_SHARED_FIELDS, (*texts, asdict(limits)), strict=True)))
 
 
-def encode_header(program_id: str, seed: bytes, start_ns: int, shared_text: str, source: bytes) -> bytes:
+def encode_header(
+    program_id: str, seed: bytes, start_ns: int, shared_text: str, source: bytes, idempotency_key: str = ""
+) -> bytes:
     """Encode a header from the program's own fields and those that it shares (`shared_text`)."""
     own = f'{{"program_id":"{program_id}","seed":"{seed.hex()}","start_ns":{start_ns},'
+    if idempotency_key:
+        own += f'"idempotency_key":{_to_json(idempotency_key)},'
     text = (own + shared_text[1:]).encode()
     data = _HEAD.pack(MAGIC, VERSION, 0, len(text), len(source)) + text + source
     return data + _CRC.pack(zlib.crc32(data))

@@ -42,17 +42,18 @@ return answers
 """Append to the streams of several programs. Answers one status for each. An entry that is there counts as appended."""
 
 READ = """
--- KEYS: hash and stream. ARGV: expected epoch, or '' to read only.
+-- KEYS: hash and stream. ARGV: the new owner's epoch, or '' to read only.
 local held = redis.call('HMGET', KEYS[1], 'epoch', 'length')
 if not held[1] then return {3} end
-if ARGV[1] ~= '' and held[1] ~= ARGV[1] then return {1} end
+if ARGV[1] ~= '' and tonumber(held[1]) >= tonumber(ARGV[1]) then return {1} end
 if redis.call('XLEN', KEYS[2]) ~= tonumber(held[2]) then return {2} end
 local epoch = tonumber(held[1])
 if ARGV[1] ~= '' then
-  epoch = redis.call('HINCRBY', KEYS[1], 'epoch', 1)
+  epoch = tonumber(ARGV[1])
+  redis.call('HSET', KEYS[1], 'epoch', ARGV[1])
   redis.call('PERSIST', KEYS[1])
   redis.call('PERSIST', KEYS[2])
 end
 return {0, epoch, tonumber(held[2])}
 """
-"""Raise the owner's epoch by one if it is as expected. Answers status, epoch and length."""
+"""Raise the owner's epoch to a higher one. Answers status, epoch and length."""

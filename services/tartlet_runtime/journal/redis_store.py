@@ -88,6 +88,10 @@ class RedisStore:
             self._ended.append(program_id)
             self._work.set()
 
+    def leave(self, program_id: str, epoch: int) -> None:
+        """Append nothing more to a journal."""
+        self.drop(program_id)
+
     def forget(self, program_id: str) -> None:
         """Delete a journal in the background."""
         self._deleted.append(program_id)
@@ -184,11 +188,11 @@ class RedisStore:
     # ---- other owners -----------------------------------------------------------------------------------------
 
     async def take_over(self, program_id: str, epoch: int) -> StoredJournal:
-        """Become the owner of a program whose owner's epoch is `epoch`, and return its journal with the new epoch.
+        """Become the owner of a program with `epoch`, which must be higher than its owner's, and return its journal.
 
         Raises:
             UnknownProgram: there is no such journal.
-            Superseded: the epoch is another one, because somebody else was faster.
+            Superseded: somebody else has become the owner with this epoch or a later one.
             JournalUnavailable: the stream is shorter than what was stored, or Redis can't be reached.
         """
         journal, length = await self._read(program_id, str(epoch))

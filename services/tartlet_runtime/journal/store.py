@@ -98,15 +98,18 @@ class JournalStore(Protocol):
     def close(self, program_id: str, *, keep: bool) -> None:
         """Note that a program has ended. Its journal stays if it is to be kept, or may still be needed."""
 
+    def leave(self, program_id: str, epoch: int) -> None:
+        """Let go of a journal that this runtime owned with `epoch`, for its next owner."""
+
     def forget(self, program_id: str) -> None:
         """Delete the journal of an ended program in the background, unless `close` was asked to keep it for replays."""
 
     async def take_over(self, program_id: str, epoch: int) -> StoredJournal:
-        """Become the owner of a program whose owner's epoch is `epoch`, and return its journal with the new epoch.
+        """Become the owner of a program with `epoch`, which must be higher than its owner's, and return its journal.
 
         Raises:
             UnknownProgram: the store has no such journal.
-            Superseded: the epoch is another one, because somebody else was faster.
+            Superseded: somebody else has become the owner with this epoch or a later one.
             JournalUnavailable: the journal is shorter than what was stored, or the store can't be reached.
         """
 

@@ -9,20 +9,22 @@ for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tartlet_common.clock import Clock, SystemClock
-from tartlet_common.errors.registry import InternalError, TartletError, Unavailable
+from tartlet_common.errors.registry import TartletError, Unavailable
 from tartlet_common.rpc.endpoints import CALL_ERRORS, Dialer, detail
-from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_common.rpc.frame_streams import Joiner
 from tartlet_common.rpc.link_stream import LinkStream
 from tartlet_common.rpc.pairing import Dialling
 from tartlet_protos import control_pb2
+from tartlet_runtime.link.beside import Beside
 from tartlet_runtime.link.control_calls import ControlCalls
-from tartlet_runtime.link.frames import Outbox, split_deliveries
+from tartlet_runtime.link.frames import Outbox
+from tartlet_runtime.link.incoming import Programs, take
 from tartlet_runtime.link.undelivered import in_place_of
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.program.program import Program
@@ -37,25 +39,6 @@ _KEPT_BYTES = 1 << 20  # beside them
 _STARTS_BESIDE_COMMANDS = 16  # so that a full frame of commands stays below the message limit, as with
 _BESIDE_COMMANDS_BYTES = 16 << 10  # so many bytes of them
 _ENDS_A_FRAME = 1024  # for the same reason
-
-
-class Programs(Protocol):
-    """The table of programs, as the link sees it."""
-
-    def get(self, handle: int) -> Program | None:
-        """Return the live program of a handle."""
-
-    def live(self) -> Iterable[Program]:
-        """Return all programs that have not ended."""
-
-    def control_back(self) -> list[control_pb2.ProgramStart]:
-        """Return announcements of running programs, and queue waiting starts again."""
-
-    def kept(self) -> list[control_pb2.KeptProgram]:
-        """Return the ended programs whose output is kept."""
-
-    def models_changed(self, models: Iterable[control_pb2.ModelInfo]) -> None:
-        """Take over control's list of models."""
 
 
 class ControlLink(ControlCalls):
@@ -85,6 +68,7 @@ class ControlLink(ControlCalls):
         self._starts: list[control_pb2.ProgramStart] = []
         self._ends: list[control_pb2.ProgramEnd] = []
         self._unsent: dict[int, Program] = {}
+        self._beside = Beside(self._clock.now)
         self._writer: asyncio.Future[None] | None = None  # set while the writer waits for frames
         driver.send_commands = self.flush
 
@@ -110,6 +94,29 @@ class ControlLink(ControlCalls):
         self._ends.append(end)
         self._driver.schedule()
         return program.has_engine_state or bool(program.unsent_commands)
+
+    def stored(self, program: Program, heard: int) -> None:
+        """Tell control soon that so many of its records to a program are stored."""
+        self._beside.stored[program.handle] = heard
+
+    def tend(self) -> None:
+        """Tell what has waited for a frame. Call this a few times a second."""
+        if self.connected and self._beside.is_due(self.programs.journals):
+            self._driver.schedule()
+
+    async def hand_over(self, wait_s: float) -> bool:
+        """Ask control to name new owners for all programs that can begin again. Returns whether it has heard that."""
+        link = self._peer.link
+        if not self.connected or link is None:
+            return False
+        self._beside.stopping = True
+        self.flush()
+        last = link.last
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while link.acknowledged < last and not link.lost:  # noqa: ASYNC110 - frames tell it
+                    await asyncio.sleep(0.005)
+        return link.acknowledged >= last and not link.lost
 
     def flush(self, more: bool = False) -> None:  # noqa: FBT001, FBT002 - the driver's only word
         """Turn queued records into frames, if the stream is up and has taken the last frames.
@@ -142,6 +149,7 @@ class ControlLink(ControlCalls):
             frames.append(control_pb2.RuntimeFrame(starts=self._starts[:fit]))
             self._starts = self._starts[fit:]
         frame = control_pb2.RuntimeFrame()
+        self._beside.fill(frame, self.programs.journals)
         if self._starts:
             frame.starts.extend(self._starts)
             self._starts = []
@@ -173,7 +181,7 @@ class ControlLink(ControlCalls):
 
     @property
     def _has_words(self) -> bool:
-        return bool(self._starts or self._ends or self._outbox.commands)
+        return bool(self._starts or self._ends or self._outbox.commands or self._beside.is_due(self.programs.journals))
 
     # ---- the stream ----
 
@@ -214,6 +222,7 @@ class ControlLink(ControlCalls):
         hello.CopyFrom(self._hello)
         hello.frame_socket = self._joiner.wanted
         self._peer.fill(hello)
+        hello.journals = self._beside.named = self.programs.journals
         running, later = ([], []) if self._peer.resumes else self._announce(hello)
         await call.write(control_pb2.RuntimeFrame(hello=hello))
         async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -295,37 +304,13 @@ class ControlLink(ControlCalls):
 
     def _take(self, frame: control_pb2.ControlFrame) -> None:
         try:
-            self._handle(frame)
+            take(self.programs, self._driver, frame)
         except Exception as e:  # a frame that makes no sense costs the link, not the role
             self._peer.drop()
             if isinstance(e, TartletError):
                 raise
             log.exception("control sent a frame that can't be used")
             raise Unavailable(what="control", detail=f"a frame that can't be used: {e!r}") from e
-
-    def _handle(self, frame: control_pb2.ControlFrame) -> None:
-        get = self.programs.get
-        if frame.models_changed:
-            self.programs.models_changed(frame.models)
-        for started in frame.started:
-            program = get(started.handle)
-            if program is not None:
-                _tell(program, program.started, error_from_proto(started.error), started.existing_program_id)
-        if frame.HasField("deliveries"):
-            for handle, count, records, payload in split_deliveries(frame.deliveries):
-                program = get(handle)
-                if program is not None:  # else it has ended meanwhile, and nobody is left to be told
-                    _tell(program, program.intake, count, records, payload)
-                if frame.idle:
-                    self._driver.hurry()
-        for kill in frame.kills:
-            program = get(kill.handle)
-            if program is not None:
-                _tell(program, program.end, error_from_proto(kill.error))
-        for settled in frame.settled:
-            program = get(settled.handle)
-            if program is not None:
-                _tell(program, program.settled, settled)
 
     def _disconnected(self) -> None:
         """Note the end of the stream. Without a link that can continue, programs on engines have lost their state."""
@@ -360,15 +345,6 @@ def how_many_fit(
         if size > limit:
             return max(1, count)
     return len(items)
-
-
-def _tell(program: Program, method: Callable[..., None], *args: object) -> None:
-    """Call a program's method; a bug that shows there is the end of that program, not of the stream and so of all."""
-    try:
-        method(*args)
-    except Exception as e:
-        log.exception("program %s", program.program_id)
-        program.end(InternalError(detail=repr(e)))
 
 
 async def _watch(frames: LinkStream) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from struct import Struct
 
 from tartlet_common.abi import ABI_VERSION, HEADER_STRUCT, RECORD_BYTES, RECORD_STRUCT, Event, Flag, Record
@@ -94,6 +94,23 @@ class Inbox:
         self.payload_bytes = 0
         self.from_control = 0
         """Records of control that the guest has taken."""
+
+    def restore(self, messages: Iterable[bytes], heard: int) -> None:
+        """Begin with what the inbox of an earlier copy of the program had: messages, and how much of control was taken.
+
+        Raises:
+            MemoryBudgetExceeded: the process has no memory for the messages.
+        """
+        for message in messages:
+            self._take_memory(len(message))
+            self._messages.append(message)
+            self._message_bytes += len(message)
+        self.from_control = heard
+
+    def skip_messages(self, count: int) -> None:
+        """Drop messages that an earlier copy of the program was given."""
+        for _ in range(min(count, len(self._messages))):
+            self._message_bytes -= len(self._messages.popleft())
 
     # ---- what comes ----
 

@@ -37,7 +37,10 @@ class Output:
         "_end",
         "_hold",
         "_memory",
+        "_read_before",
         "_readers",
+        "awaits_reader",
+        "is_behind",
         "is_closed",
         "leave",
         "log",
@@ -71,10 +74,30 @@ class Output:
         """Clients are told the events before this offset."""
         self.leave: Callable[[Callable[[], None]], None] | None = None
         """Does something when what leaves the program may leave; None: at once."""
+        self.is_behind = False
+        """Whether events that an earlier copy of the program had put out are still to come again."""
+        self.awaits_reader = False
+        """Whether a client is expected: the program may stand still, as with a reader."""
+        self._read_before = 0  # events before this offset were read by clients of an earlier copy
         self._readers: list[Reader] = []
         self._memory = memory
         self._hold = hold
         self._end = end
+
+    def begin_again(self, read_to: int) -> None:
+        """Put out again what an earlier copy had put out; clients have read the events before `read_to`."""
+        self.is_behind = self.awaits_reader = True
+        self._read_before = read_to
+
+    def caught_up(self) -> None:
+        """Note that all events of the earlier copy are there again."""
+        self.is_behind = False
+
+    def expect_no_more(self) -> None:
+        """End a program that stands still for a reader who has not come."""
+        self.awaits_reader = False
+        if self.stopped and not self._readers:
+            self._end(OutputTooLarge(limit=self.log.limit_bytes))
 
     # ---- the program's side ----
 
@@ -114,12 +137,14 @@ class Output:
         if self.is_closed:
             return
         self._put(event)
+        if self.log.end <= self._read_before:
+            self.read_to(self.log.end)
         if self.log.kept_bytes > self._memory.granted:
             self._take_memory()
         unread, limit = self.log.unread_bytes, self.log.limit_bytes
         if unread <= limit:
             return
-        if not self._readers or unread > limit * _HARD_FACTOR:
+        if not (self._readers or self.awaits_reader) or unread > limit * _HARD_FACTOR:
             raise OutputTooLarge(limit=limit)
         if not self.stopped:
             self.stopped = True
@@ -155,6 +180,18 @@ class Output:
         """Tell a client's stream about events from now on."""
         self._readers.append(reader)
 
+    @property
+    def has_readers(self) -> bool:
+        """Whether a client's stream is attached."""
+        return bool(self._readers)
+
+    def place_of(self, offset: int) -> int:
+        """Return where a reader begins that asks for `offset`. An ended program's end is always told."""
+        if self.is_behind:  # the client has read these events already
+            self._read_before = max(self._read_before, offset)
+            return offset
+        return min(offset, self.log.end - self.is_closed)
+
     def detach(self, reader: Reader) -> None:
         """Forget a client's stream; a program that stood still for its last reader ends."""
         self._readers.remove(reader)
@@ -163,7 +200,7 @@ class Output:
 
     def read_to(self, offset: int) -> None:
         """Note that a client has got the events before `offset`."""
-        self.log.mark_read(offset)
+        self.log.mark_read(min(offset, self.log.end))  # a reader may wait for events that are to come again
         if not self.is_closed and self.log.kept_bytes < self._memory.granted:
             self._memory.fit(self.log.kept_bytes)
         if self.stopped and self.log.unread_bytes <= self.log.limit_bytes // 2:

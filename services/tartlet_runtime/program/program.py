@@ -13,11 +13,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from tartlet_common.abi import Record
 from tartlet_common.errors.registry import (
     ControlLost,
     DeadlineExceeded,
     FrameTooLarge,
     InternalError,
+    JournalFull,
+    Superseded,
     TartletError,
     TooManyCommands,
 )
@@ -29,8 +32,10 @@ from tartlet_runtime.abi.submission import parse
 from tartlet_runtime.answers.backlog import Backlog
 from tartlet_runtime.answers.deferred import Deferred
 from tartlet_runtime.budget.ledger import Use
+from tartlet_runtime.program.facts import ProgramFacts
 from tartlet_runtime.program.guest_wait import GuestWait
 from tartlet_runtime.program.inbox import TIMER_DELIVERY, Inbox
+from tartlet_runtime.program.mail import Mail
 from tartlet_runtime.program.output import Output
 from tartlet_runtime.program.output_log import LogEvent
 from tartlet_runtime.program.recorder import Recorder
@@ -45,7 +50,7 @@ _Event = programs_pb2.ProgramEvent
 _SPEC_KEPT_BYTES = 4096  # of an ended program
 
 
-class Program:
+class Program(ProgramFacts):
     """A launched program. All methods are called on the loop's thread."""
 
     def __init__(
@@ -58,49 +63,21 @@ class Program:
         span: ProgramSpan | None = None,
     ) -> None:
         """Make a program that does nothing until `started`. A client's request for it came at `asked_s`."""
-        self.spec = spec
-        self.program_id = spec.program_id
-        self.model = spec.model
-        self.reach = spec.reach
-        self.handle = handle
-        self.span = span
-        self.state = State.STARTING
-        self.error: TartletError | None = None
-        self.clock_start_ns = world.clock.unix_ns()
-        """The guest's time at its start, nanoseconds since the epoch."""
+        super().__init__(spec, handle, world.clock, asked_s, span)
         memory, limits = world.memory, spec.limits
         self.inbox = Inbox(limits, memory(Use.INBOXES), self._arrived, lambda: self.usage.heard(world.clock.now()))
+        self.mail = Mail(self.inbox)
         self.output = Output(spec.program_id, limits.output_bytes, memory(Use.OUTPUTS), self._output_held, self.end)
         self.usage = UsageMeter(world.clock.now())
-        self.asked_s = asked_s
-        """Monotonic seconds at which the request came. The last programs of a large one are launched seconds later."""
         self.wait = GuestWait(world.driver.loop)
-        self.has_engine_state = False  # some of its commands were sent to control
-        self.queued = False  # in the driver's deque
-        self.recorder: Recorder | None = None  # None: not durable
-        self.accepted = False  # the client was told that it runs
-        self.stays = False  # it outlives the call that launched it, because another launch with its key was accepted
-        self.starters: list[Callable[[TartletError | None, str], None]] = []
-        self.unsent_commands = 0
-        self.kept_bytes = 0  # bytes of output kept after its end
-        self.reserved_bytes = 0  # of the process's memory, from its launch to its end
-        self.guest: Guest | None = None  # made in its first turn
         self.deferred = Deferred()
-        self.eager_bytes = 0
-        self._answered = False  # by control
-        self._departed = False  # control was told of its end
+        self._answered = self._departed = False  # by control; control was told of its end
         self._world = world
         self._make_guest = make_guest
         self._result = ""
         self._backlog: Backlog[Program] = Backlog(world.ops.run, world.clock.now)
-        # how it ended by itself, until its backlog is empty
-        self._outcome: tuple[TartletError | None, str] | None = None
+        self._outcome: tuple[TartletError | None, str] | None = None  # of its guest, until its backlog is empty
         self._deadline: asyncio.TimerHandle | None = None
-
-    @property
-    def args(self) -> tuple[str, ...]:
-        """The arguments of its launch."""
-        return self.spec.args
 
     @property
     def awaits_control(self) -> bool:
@@ -119,10 +96,13 @@ class Program:
             if error is None and not existing_program_id:
                 self._world.on_accepted(self)
         if error is not None or existing_program_id:
-            self._tell_starters(error, existing_program_id)
+            self.tell_starters(error, existing_program_id)
             self._finish(error)
             return
         self._world.driver.begin(self)
+
+    def adopted(self, commands: int, paused_s: float) -> None:
+        """No-op: only a `RecoveredProgram` is adopted."""
 
     def _begin(self) -> bool:
         """Make the guest in its program's first turn, so that early programs of a burst run sooner."""
@@ -134,10 +114,11 @@ class Program:
         self.state = State.RUNNING
         if self.spec.limits.deadline_s:
             late = DeadlineExceeded(deadline_s=self.spec.limits.deadline_s)
-            self._deadline = self._world.driver.loop.call_later(self.spec.limits.deadline_s, self.end, late)
+            left_s = max(0.0, self.spec.limits.deadline_s - self._elapsed_ns() / 1e9)
+            self._deadline = self._world.driver.loop.call_later(left_s, self.end, late)
         if self.recorder is not None:
             self.recorder.begin()
-        self._leave(partial(self._tell_starters, None, ""))
+        self._leave(partial(self.tell_starters, None, ""))
         return True
 
     def record(self, recorder: Recorder) -> None:
@@ -154,7 +135,14 @@ class Program:
     def journal_lost(self, error: TartletError) -> None:
         """End, because the journal can't be stored. Nothing leaves of what isn't stored."""
         self.output.cut()
-        self._tell_starters(error, "")
+        self.tell_starters(error, "")
+        if isinstance(error, Superseded):  # another copy lives: nobody is told of an end, and no journal
+            self._departed = True
+            assert self.recorder is not None
+            self.recorder.is_broken = True
+            self.end(error)
+            self._finish(error)
+            return
         if self.state is State.ENDING and not self._departed:
             self.error = error
             self._depart()
@@ -178,7 +166,7 @@ class Program:
         if was_starting:
             if not self._answered:
                 self._world.driver.starting -= 1
-            self._tell_starters(error, "")
+            self.tell_starters(error, "")
         if self.recorder is not None and not was_starting:
             self.recorder.record_end(self._elapsed_ns(), error, result)
         self._leave(self._depart)
@@ -195,11 +183,6 @@ class Program:
         if self.state is State.ENDING and self._departed:
             self.usage.settled(settled)
             self._finish(self.error or error_from_proto(settled.poisoned))
-
-    def _tell_starters(self, error: TartletError | None, existing_program_id: str) -> None:
-        starters, self.starters = self.starters, []
-        for answer in starters:
-            answer(error, existing_program_id)
 
     def control_lost(self) -> None:
         """End the program if it had anything on engines, because the stream to control broke."""
@@ -320,6 +303,19 @@ class Program:
             except TartletError as e:
                 self.end(e)
 
+    def hear(self, message: bytes, key: bytes, taken: Callable[[], None]) -> None:
+        """Take a client's message, and call `taken` once it is stored. Raises what `Mail.take` does."""
+        try:
+            self.mail.take(message, key, self.recorder, self._elapsed_ns())
+        except JournalFull as e:
+            self.end(e)
+            raise
+        if self.recorder is None:
+            taken()
+        else:
+            self.recorder.leave_now(taken)
+            self._world.driver.schedule()
+
     def _arrived(self) -> None:
         if self.wait.max_records is not None:
             self._world.driver.wake(self)
@@ -363,15 +359,21 @@ class Program:
         submission = parse(data)
         if self.recorder is not None:
             self.recorder.journal.digest.add(data)
-        count = submission.count
-        if count:
-            unsent, limit = self.unsent_commands + count, self.spec.limits.commands_in_flight
-            if unsent > limit:
-                raise TooManyCommands(in_flight=unsent, limit=limit)
-            self.unsent_commands = unsent
+        if submission.count:
             self.usage.submitted(submission)
-            self._leave(partial(self._world.link.commands, self, count, submission.records, submission.payload))
-        if submission.local and self._backlog.take(self, submission.local, submission.local_payload):
+            self._command(submission.count, submission.records, submission.payload)
+        if submission.local:
+            self._work(submission.local, submission.local_payload)
+
+    def _command(self, count: int, records: bytes, payload: bytes) -> None:
+        unsent, limit = self.unsent_commands + count, self.spec.limits.commands_in_flight
+        if unsent > limit:
+            raise TooManyCommands(in_flight=unsent, limit=limit)
+        self.unsent_commands = unsent
+        self._leave(partial(self._world.link.commands, self, count, records, payload))
+
+    def _work(self, rows: list[Record], payload: bytes) -> None:
+        if self._backlog.take(self, rows, payload):
             self._hold_guest()
             self._world.driver.wake(self)
 

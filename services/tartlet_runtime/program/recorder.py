@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from tartlet_common.errors.registry import Superseded, TartletError
 from tartlet_runtime.journal.journal import Journal
@@ -16,12 +17,17 @@ from tartlet_runtime.journal.journals import Journals
 from tartlet_runtime.journal.records import Kind
 
 Action = Callable[[], None]
+UNRECORDED: Final = (1 << 64) - 1
+"""Stands for the number of stored records of a program that goes on without its journal."""
 
 
 class Recorder:
     """Writes what one program is told to its journal, and holds back what leaves it."""
 
-    __slots__ = ("_barrier", "_degrades", "_held", "_journals", "_lost", "_room", "is_broken", "journal")
+    __slots__ = (
+        "_barrier", "_degrades", "_held", "_journals", "_lost", "_room", "_stored", "_told", "heard", "is_broken",
+        "journal",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -30,7 +36,9 @@ class Recorder:
         *,
         lost: Callable[[TartletError], None],
         room: Action,
+        stored: Callable[[int], None] | None = None,
         degrades: bool = False,
+        heard: int = 0,
     ) -> None:
         """Begin with nothing held back.
 
@@ -39,7 +47,9 @@ class Recorder:
             journals: where it is stored.
             lost: called when the journal is lost, with what is to end the program.
             room: called when the program may take deliveries again.
+            stored: called with how many of control's records are stored, or `UNRECORDED`; None: nobody wants to know.
             degrades: whether the program goes on without its journal instead.
+            heard: how many of control's records are stored now.
         """
         self.journal = journal
         self.is_broken = False
@@ -48,6 +58,8 @@ class Recorder:
         self._lost = lost
         self._room = room
         self._degrades = degrades
+        self._stored = stored
+        self.heard = self._told = heard
         self._barrier = 0  # the turn of the last record
         self._held: deque[tuple[int, Action]] = deque()
 
@@ -60,8 +72,9 @@ class Recorder:
         return False
 
     def begin(self) -> None:
-        """Store the header with this turn."""
-        self._added()
+        """Store the header with this turn, unless it is stored already."""
+        if self.journal.pending:
+            self._added()
 
     def record(
         self, clock_ns: int, data: bytes, from_control: int = 0, read_to: int = 0, kind: int = Kind.DELIVERY
@@ -73,6 +86,8 @@ class Recorder:
         """
         if not self.is_broken:
             self.journal.append(clock_ns, data, from_control, read_to, kind)
+            if kind == Kind.DELIVERY:
+                self.heard = from_control
             self._added()
 
     def record_end(self, clock_ns: int, error: TartletError | None, result: str) -> None:
@@ -84,6 +99,12 @@ class Recorder:
         self._barrier = self._journals.turn
         self._journals.added(self)
 
+    def leave_now(self, action: Action) -> None:
+        """Do `action` once all is stored that was recorded, for a caller that is in no turn."""
+        if self._journals.immediate:
+            self._journals.flush()
+        self.leave(action)
+
     def leave(self, action: Action) -> None:
         """Do `action` once everything that the program was told so far is stored."""
         is_stored = not self._held and self._barrier <= self._journals.stored_turn
@@ -94,6 +115,12 @@ class Recorder:
             self._journals.wait(self)
 
     # ---- what the journals say (`journals.Waiter`) --------------------------------------------------------------
+
+    def acknowledge(self, heard: int) -> None:
+        """Tell how many of control's records are stored, if there are more than before."""
+        if heard != self._told and self._stored is not None:
+            self._told = heard
+            self._stored(heard)
 
     def release(self, turn: int) -> None:
         """Do what waits for this turn, or for an earlier one."""
@@ -116,6 +143,7 @@ class Recorder:
             for _, action in held:
                 action()
             self._room()
+            self.acknowledge(UNRECORDED)
         else:
             self._lost(error)
 

@@ -25,6 +25,10 @@ class ProgramSpan:
         """W3C trace context for control."""
         return telemetry.inject(trace.set_span_in_context(self.span))
 
+    def recovering(self, paused_s: float) -> None:
+        """Note that the program begins again from its journal, after standing still for so long."""
+        self.span.add_event(names.EVENT_RECOVERING, {names.ATTR_PAUSE: paused_s})
+
     def end(self, model: str, usage: programs_pb2.Usage, error: TartletError | None, end_ns: int) -> None:
         """Close the span as of `end_ns` since 1970; no text of the program's is in it."""
         if model:  # of one that asked for none it shows after its launch; an unknown one stays as it was asked for

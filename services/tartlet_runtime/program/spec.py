@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from tartlet_common.engine.pools import Reach
+from tartlet_protos import common_pb2
 from tartlet_runtime.abi.limits import ProgramLimits
 
 
@@ -39,9 +40,15 @@ class ProgramSpec:
     degrades: bool  # it goes on without its journal where that can't be stored
     seed: bytes
     seeded: bool  # the launch asked for that seed
+    tied: bool = False  # it ends when the client of its launch goes away
     trace: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def reach(self) -> Reach:
         """The engines that the program may use."""
         return Reach.of(self.tenant, self.pool)
+
+    @property
+    def recoverable(self) -> bool:
+        """Whether another runtime can begin the program again from its journal."""
+        return self.durable and self.language != common_pb2.Source.NATIVE

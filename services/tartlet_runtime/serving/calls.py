@@ -75,9 +75,13 @@ class Call:
         for index in range(self.expected):
             self.reject(index, error)
 
+    def has_answered(self, index: int) -> bool:
+        """Return whether spec `index` has an answer."""
+        return index < self._answered or index in self._answers
+
     def answer_if_open(self, index: int, event: programs_pb2.ProgramEvent) -> bool:
         """Answer spec `index` unless it has an answer. Returns whether it had none."""
-        if index < self._answered or index in self._answers:
+        if self.has_answered(index):
             return False
         self.answer(index, event)
         return True
@@ -93,11 +97,10 @@ class Call:
         """Send the program's events from `offset` on."""
         if self._closed:
             return
-        last = output.log.end - output.is_closed  # an ended program's end is always told
         if output not in self._cursors:
             self._cursors[output] = []
             output.attach(self)
-        self._cursors[output].append(_Cursor(index, min(offset, last)))
+        self._cursors[output].append(_Cursor(index, output.place_of(offset)))
         self.mark(output)
 
     def mark(self, output: Output) -> None:
@@ -207,7 +210,7 @@ class Call:
     def _read(output: Output, cursor: _Cursor, max_bytes: int, message: programs_pb2.ProgramEvents) -> list[LogEvent]:
         """Add the events behind the cursor to `message`, and move the cursor behind them."""
         log = output.log
-        offset = max(cursor.offset, log.first)
+        offset = max(min(cursor.offset, log.end - 1) if output.is_closed else cursor.offset, log.first)
         taken = log.read(offset, max_bytes)[: output.shown - offset] if offset < output.shown else []
         for event in taken:
             _add(message, event, cursor.index, output.program_id, offset)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 
 from tartlet_common.clock import Clock
 from tartlet_common.config.settings import RuntimeSettings
 from tartlet_common.errors.registry import (
-    JournalUnavailable,
     MemoryBudgetExceeded,
     Overloaded,
+    Superseded,
     TartletError,
     Unavailable,
 )
@@ -27,23 +26,22 @@ from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.guests.native import NativeGuest, NativeServer
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.journal.journals import Journals
-from tartlet_runtime.journal.records import encode_header, shared_text
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.program.program import MakeGuest, Program
-from tartlet_runtime.program.recorder import Recorder
+from tartlet_runtime.program.recovered import RecoveredProgram
 from tartlet_runtime.program.spans import Spans
 from tartlet_runtime.program.spec import ProgramSpec, State
 from tartlet_runtime.program.world import World
 from tartlet_runtime.serving.calls import Call
+from tartlet_runtime.serving.ended import EndedPrograms
 from tartlet_runtime.serving.listing import Place, info_of, page_of
+from tartlet_runtime.serving.recording import Past, Recording
 from tartlet_runtime.serving.starts import overdue, start_of
 
 log = logging.getLogger(__name__)
 
 _Source = common_pb2.Source
-KEPT_BYTES = 256 << 20
-"""Output of ended programs that is kept in all; beyond it the oldest are forgotten before their time."""
 
 
 class ProgramTable:
@@ -74,7 +72,6 @@ class ProgramTable:
         self._wasm = wasm
         self._journals = journals
         self.ledger = ledger
-        self._kept_limit = min(KEPT_BYTES, ledger.bound_bytes // 8)
         self._spans = Spans(scraped=bool(settings.health_address))
         self.limits = default_limits(settings)
         self.durability = settings.durability
@@ -83,12 +80,13 @@ class ProgramTable:
         self._live: dict[int, Program] = {}  # by handle
         self._by_id: dict[str, Program] = {}  # live and kept
         self._by_key: dict[tuple[str, str], Program] = {}  # tenant and idempotency key
-        self._ended: OrderedDict[str, Program] = OrderedDict()
-        self._kept_bytes = 0
+        self._ended = EndedPrograms(settings, ledger, journals, self._forgotten)
+        self._recording = Recording(journals, link, driver, self.identity)
         self._next_handle = 1
         self._away_since: float | None = clock.now()
         self._stopping: Callable[[], TartletError] | None = None
         self.follow_elsewhere: Callable[[Call, int, str], None] = _nowhere
+        self.adopt_later: Callable[[str, int], None] = _nowhere
         link.programs = self
 
     # ---- lookup ----
@@ -160,10 +158,7 @@ class ProgramTable:
             MemoryBudgetExceeded: the process's memory can't hold what the program reserves.
             DiskFull: there is no room for its journal.
         """
-        if self._stopping is not None:
-            raise self._stopping()
-        if len(self._live) >= self._settings.capacity:
-            raise Overloaded(what="this runtime", limit=self._settings.capacity)
+        self._check_room()
         reserved = self._reserve(spec)
         span = self._spans.start(spec.program_id, spec.name, spec.model, spec.trace)
         if span is not None:
@@ -171,31 +166,79 @@ class ProgramTable:
         program = Program(spec, self._take_handle(), self._world, make_guest, call.asked_s, span)
         program.reserved_bytes = reserved
         if spec.durable:
-            try:
-                self._open_journal(program)
-            except TartletError as e:
-                self.ledger.give(Use.PROGRAMS, reserved)
-                self._spans.end(span, self._models.known_name(spec.model, spec.reach), programs_pb2.Usage(), e)
-                raise
+            with self._given_back(program):
+                self._recording.open(program)
+        self._answer_when_started(program, call, index, attach=attach)
+        self._enter(program)
+        return program
+
+    def _check_room(self) -> None:
+        if self._stopping is not None:
+            raise self._stopping()
+        if len(self._live) >= self._settings.capacity:
+            raise Overloaded(what="this runtime", limit=self._settings.capacity)
+
+    @contextlib.contextmanager
+    def _given_back(self, program: Program) -> Iterator[None]:
+        """Give back what a program has reserved if it can't be entered."""
+        try:
+            yield
+        except TartletError as e:
+            spec = program.spec
+            self.ledger.give(Use.PROGRAMS, program.reserved_bytes)
+            self._spans.end(program.span, self._models.known_name(spec.model, spec.reach), programs_pb2.Usage(), e)
+            raise
+
+    def _enter(self, program: Program) -> None:
+        """Enter a program and ask control to start it."""
+        spec = program.spec
         self._driver.starting += 1
         self._live[program.handle] = program
         self._by_id[spec.program_id] = program
         if spec.idempotency_key:
             self._by_key[spec.tenant, spec.idempotency_key] = program
-        self._answer_when_started(program, call, index, attach=attach)
         self._link.start(start_of(program))
-        return program
 
-    def _open_journal(self, program: Program) -> None:
-        spec = program.spec
-        try:
-            journal = self._journals.open(spec.program_id, self._header(program), spec.limits.journal_bytes)
-        except JournalUnavailable:
-            if spec.degrades:
-                return
-            raise
-        room = partial(self._driver.wake, program)
-        program.record(Recorder(journal, self._journals, lost=program.journal_lost, room=room, degrades=spec.degrades))
+    # ---- programs of other runtimes ----
+
+    @property
+    def journals(self) -> str:
+        """The name of the store of journals; "" while it isn't known (`control_link.Programs`)."""
+        return self._recording.store_name
+
+    def take_over(self, program_id: str, epoch: int) -> None:
+        """Begin a program of another runtime again (`control_link.Programs`)."""
+        self.adopt_later(program_id, epoch)
+
+    def adopt(self, spec: ProgramSpec, make_guest: MakeGuest, past: Past) -> None:
+        """Enter a program of another runtime, whose journal the store has given this one, and tell control.
+
+        Raises:
+            Overloaded: this runtime is full.
+            MemoryBudgetExceeded: the process's memory can't hold what the program reserves.
+        """
+        self._check_room()
+        reserved = self._reserve(spec)
+        span = self._spans.start(spec.program_id, spec.name, spec.model, spec.trace)
+        handle = self._take_handle()
+        program = RecoveredProgram(spec, handle, self._world, make_guest, past.start_ns, past.rerun, span)
+        program.reserved_bytes = reserved
+        with self._given_back(program):
+            self._recording.go_on(program, past)
+        program.expect_client(self._settings.client_grace_s)
+        self._enter(program)
+
+    def supersede(self, program_id: str) -> None:
+        """Drop the copy of a program that control has given up."""
+        program = self._by_id.get(program_id)
+        if program is not None and program.state is not State.ENDED:
+            program.journal_lost(Superseded(program=program_id))
+        elif program is not None:
+            self._ended.drop(program)
+
+    def identity(self, spec: ProgramSpec) -> str:
+        """Return what a journal of this program can be run again with here."""
+        return self._wasm.identity(spec) if self._wasm is not None else ""
 
     def _reserve(self, spec: ProgramSpec) -> int:
         """Take what the program holds from its launch on. Spares and outputs of ended programs give way."""
@@ -207,21 +250,16 @@ class ProgramTable:
             self.ledger.take(Use.PROGRAMS, reserved)
         except MemoryBudgetExceeded:
             taken = self.ledger.taken
-            if reserved > self.ledger.free_bytes + taken[Use.SPARES] + self._kept_bytes:
+            if reserved > self.ledger.free_bytes + taken[Use.SPARES] + self._ended.bytes:
                 raise
             if self._wasm is not None:
                 self._wasm.host.drop_spares()
-            self._forget_outputs(reserved)
+            self._ended.free(reserved)
             self.ledger.take(Use.PROGRAMS, reserved)
         return reserved
 
-    def _forget_outputs(self, wanted_bytes: int) -> None:
-        """Forget ended programs, the oldest first, until as many bytes are free."""
-        while self._ended and wanted_bytes > self.ledger.free_bytes:
-            self._forget_oldest()
-
     def _memory(self, use: Use) -> Holding:
-        return Holding(self.ledger, use, self._forget_outputs)
+        return Holding(self.ledger, use, self._ended.free)
 
     def join(self, program: Program, call: Call, index: int, *, attach: bool) -> None:
         """Answer a launch whose idempotency key names `program`, once that has started."""
@@ -273,13 +311,6 @@ class ProgramTable:
         self._next_handle = handle % 0xFFFF_FFFF + 1
         return handle
 
-    def _header(self, program: Program) -> bytes:
-        spec, component = program.spec, self._wasm.identity(program.spec) if self._wasm is not None else ""
-        text = shared_text(
-            spec.language, spec.filename, spec.args, component, spec.name, spec.tenant, spec.model, spec.limits
-        )
-        return encode_header(spec.program_id, spec.seed, program.clock_start_ns, text, spec.source)
-
     def _wasm_guests(self) -> WasmGuests:
         if self._wasm is None:
             raise Unavailable(what="the sandbox", detail="this runtime runs native programs only")
@@ -299,12 +330,7 @@ class ProgramTable:
 
     def kept(self) -> list[control_pb2.KeptProgram]:
         """Return the ended programs whose output is kept, which a new control doesn't know."""
-        return [
-            control_pb2.KeptProgram(
-                program_id=program.program_id, tenant=program.spec.tenant, idempotency_key=program.spec.idempotency_key
-            )
-            for program in self._ended.values()
-        ]
+        return self._ended.kept()
 
     def models_changed(self, models: Iterable[control_pb2.ModelInfo]) -> None:
         """Take control's list of models."""
@@ -315,33 +341,19 @@ class ProgramTable:
     def _on_ended(self, program: Program) -> None:
         del self._live[program.handle]
         self.ledger.give(Use.PROGRAMS, program.reserved_bytes)
-        spec = program.spec
-        if program.recorder is not None:
-            keep = program.accepted and (program.error is not None or self._settings.keep_journals)
-            self._journals.close(program.recorder.journal, keep=keep)
-            program.recorder = None
+        self._ended.close_journal(program)
         # a name that nobody serves is the client's own, and would be kept as a label for ever
         model = program.model if program.accepted else self._models.known_name(program.model, program.spec.reach)
         self._spans.end(program.span, model, program.usage.to_proto(self._clock.now()), program.error)
-        if not program.accepted:
-            self._forget(program)
-            return
-        self._ended[spec.program_id] = program
-        program.kept_bytes = program.output.log.kept_bytes
-        self._kept_bytes += program.kept_bytes
-        self.ledger.add(Use.OUTPUTS, program.kept_bytes)
-        while len(self._ended) > self._settings.ended_kept or self._kept_bytes > self._kept_limit:
-            self._forget_oldest()
+        if isinstance(program.error, Superseded):
+            self._ended.drop(program)
+        elif not program.accepted:
+            self._ended.forget(program)
+        else:
+            self._ended.add(program)
 
-    def _forget_oldest(self) -> None:
-        program = self._ended.popitem(last=False)[1]
-        self._kept_bytes -= program.kept_bytes
-        self.ledger.give(Use.OUTPUTS, program.kept_bytes)
-        self._forget(program)
-
-    def _forget(self, program: Program) -> None:
+    def _forgotten(self, program: Program) -> None:
         del self._by_id[program.program_id]
-        self._journals.forget(program.program_id)
         key = (program.spec.tenant, program.spec.idempotency_key)
         if self._by_key.get(key) is program:
             del self._by_key[key]
@@ -350,20 +362,31 @@ class ProgramTable:
         """End programs that have waited too long, and forget programs that ended long ago. Called periodically."""
         now = self._clock.now()
         self._journals.tend()
+        self._ended.tend(now)
+        self._link.tend()
         if self._link.connected:
             self._away_since = None
         elif self._away_since is None:
             self._away_since = now
         away_s = now - self._away_since if self._away_since is not None else 0.0
         for program in list(self._live.values()):
-            error = overdue(program, now - program.usage.launched_s, away_s)
+            error = overdue(program, now - program.made_s, away_s)
             if error is not None:
                 program.end(error)
-        while self._ended:
-            oldest = next(iter(self._ended.values()))
-            if now - oldest.usage.ended_s < self._settings.ended_kept_s:
-                break
-            self._forget_oldest()
+
+    @property
+    def recoverable(self) -> bool:
+        """Whether a program runs that another runtime can begin again."""
+        return any(p.can_begin_again for p in self._live.values())
+
+    def leave_to_others(self) -> None:
+        """Drop the programs that other runtimes begin again. Their clients find them there."""
+        for program in [p for p in self._live.values() if p.can_begin_again]:
+            program.journal_lost(Superseded(program=program.program_id))
+
+    def close(self) -> None:
+        """Close the journals of ended programs whose ends were told; the next runtime finds the others."""
+        self._ended.tend(self._clock.now())
 
     def end_all(self, error: Callable[[], TartletError]) -> None:
         """End all programs and refuse launches: the runtime stops."""
@@ -372,5 +395,5 @@ class ProgramTable:
             program.end(error())
 
 
-def _nowhere(call: Call, index: int, program_id: str) -> None:
-    """No-op until `app` wires the relay."""
+def _nowhere(*_: object) -> None:
+    """No-op until `app` wires what does this."""

@@ -9,13 +9,20 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
 
-from tartlet_common.errors.registry import InternalError, RuntimeLost, TartletError, Unavailable, UnknownProgram
+from tartlet_common.errors.registry import (
+    InternalError,
+    RuntimeLost,
+    Superseded,
+    TartletError,
+    Unavailable,
+    UnknownProgram,
+)
 from tartlet_common.rpc.endpoints import CALL_ERRORS, Dialer, Tls
 from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
 from tartlet_common.rpc.tenancy import EVERYONE, Metadata, Scope
@@ -31,6 +38,8 @@ ANSWER_S = 5.0
 RETURN_S = 6.0
 """How long runtimes take at most to be back at a new control: somewhat more than it allows them itself."""
 _ASK_AGAIN_S = 0.25
+_PAUSES_S = (0.25, 0.5, 1.0, *(2.0,) * 30)
+"""Pauses between questions for the next runtime of a program that was followed."""
 
 _Event = programs_pb2.ProgramEvent
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -62,6 +71,8 @@ class Relay:
         self._spawn = spawn
         self._dialers: dict[str, Dialer] = {}
         self._in_use: Counter[str] = Counter()  # calls under way, by address
+        self.is_here: Callable[[str], bool] = _nowhere
+        """Whether this runtime has a program by now."""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -74,9 +85,10 @@ class Relay:
             reply = await self._locate(program_ids, scope)
         except TartletError as e:
             return [e] * len(program_ids)
+        recovering = reply.recovering or [False] * len(program_ids)  # of a control of the last release
         return [
-            self._owner(program_id, address, returning=reply.returning)
-            for program_id, address in zip(program_ids, reply.addresses, strict=True)
+            self._owner(program_id, address, returning=reply.returning, recovering=is_recovering)
+            for program_id, address, is_recovering in zip(program_ids, reply.addresses, recovering, strict=True)
         ]
 
     async def _locate(self, program_ids: Sequence[str], scope: Scope) -> control_pb2.LocateReply:
@@ -84,13 +96,16 @@ class Relay:
         reply = await self._locator.locate(program_ids, scope)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RETURN_S):
-                while reply.returning and not all(reply.addresses):
+                while (reply.returning or any(reply.recovering)) and not all(reply.addresses):
                     await asyncio.sleep(_ASK_AGAIN_S)
                     reply = await self._locator.locate(program_ids, scope)
         return reply
 
-    def _owner(self, program_id: str, address: str, *, returning: bool) -> str | TartletError:
-        if address and address != self._address:
+    def _owner(self, program_id: str, address: str, *, returning: bool, recovering: bool) -> str | TartletError:
+        if recovering:
+            what = f"the runtime of program {program_id[:64]}"
+            return Unavailable(what=what, detail="it is gone, and another one is about to go on with the program")
+        if address and (address != self._address or self.is_here(program_id)):
             return address
         if returning and not address:
             what = f"the runtime of program {program_id[:64]}"
@@ -185,6 +200,16 @@ class Relay:
         for address, group in groups.items():
             call.relays.add(self._spawn(self._follow(call, address, group, scope)))
 
+    def refuse(self, call: Call, wanted: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope) -> None:
+        """Answer another runtime that follows programs which aren't here: they may be on their way to a runtime."""
+        call.relays.add(self._spawn(self._refuse(call, wanted, scope)))
+
+    async def _refuse(self, call: Call, wanted: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope) -> None:
+        owners = await self._owners([program.program_id for _, program in wanted], scope)
+        for (index, program), owner in zip(wanted, owners, strict=True):
+            moved = Unavailable(what=f"program {program.program_id[:64]}", detail="it has another runtime now")
+            call.reject(index, moved if isinstance(owner, str) else owner)
+
     def join(self, call: Call, index: int, program_id: str) -> None:
         """Let `call`, which has answered `index` already, follow a program elsewhere."""
         call.relays.add(self._spawn(self._join(call, index, program_id)))
@@ -200,14 +225,33 @@ class Relay:
         self, call: Call, address: str, group: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope
     ) -> None:
         with self._calling(address) as stub:
-            await self._read(stub, call, address, group, scope)
+            left = await self._read(stub, call, address, group, scope)
+        if left:
+            await self._follow_on(call, left, scope)
+
+    async def _follow_on(self, call: Call, left: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope) -> None:
+        """Follow programs to their next runtimes; end those that have none."""
+        for pause_s in _PAUSES_S:
+            await asyncio.sleep(pause_s)
+            owners = await self._owners([program.program_id for _, program in left], scope)
+            waiting = []
+            for (index, program), owner in zip(left, owners, strict=True):
+                if isinstance(owner, str):
+                    call.relays.add(self._spawn(self._follow(call, owner, [(index, program)], scope)))
+                elif isinstance(owner, Unavailable):
+                    waiting.append((index, program))
+                else:
+                    await call.relay([_end(index, program.program_id, program.offset, RuntimeLost())])
+            left = waiting
+            if not left:
+                return
+        await call.relay([_end(index, program.program_id, program.offset, RuntimeLost()) for index, program in left])
 
     async def _read(
         self, stub: Any, call: Call, address: str, group: Sequence[tuple[int, programs_pb2.AttachTo]], scope: Scope
-    ) -> None:
-        """Read another runtime's Attach stream into `call`, until all of its programs have ended."""
+    ) -> Sequence[tuple[int, programs_pb2.AttachTo]]:
+        """Read another runtime's Attach stream into `call`. Returns the programs that haven't ended when it ends."""
         open_: dict[int, int] = {index: program.offset for index, program in group}  # index -> next offset
-        ids = {index: program.program_id for index, program in group}
         stream = stub.Attach(
             programs_pb2.AttachRequest(programs=[program for _, program in group]), metadata=RELAYED + scope.metadata
         )
@@ -220,21 +264,7 @@ class Relay:
                 limit_s = None
                 if not isinstance(message, programs_pb2.ProgramEvents):  # the end
                     break
-                events = []
-                for event in message.events:
-                    event.index = index = group[event.index][0]
-                    if event.kind not in (_Event.ACCEPTED, _Event.REJECTED):
-                        open_[index] = event.offset + 1
-                        events.append(event)
-                        if event.kind == _Event.ENDED:
-                            del open_[index]
-                    elif event.kind == _Event.ACCEPTED:
-                        call.answer_if_open(index, event)
-                    else:
-                        del open_[index]
-                        if not call.answer_if_open(index, event):
-                            reason = error_from_proto(event.error) or error
-                            events.append(_end(index, ids[index], 0, reason))
+                events = _taken(call, message.events, group, open_)
                 if events:
                     await call.relay(events)
         except (*CALL_ERRORS, TimeoutError) as e:
@@ -245,11 +275,17 @@ class Relay:
             error = InternalError(detail=repr(e))
         finally:
             stream.cancel()
-        lost = [
-            i for i in open_ if not call.answer_if_open(i, _Event(kind=_Event.REJECTED, error=error_to_proto(error)))
-        ]
-        if lost:
-            await call.relay([_end(i, ids[i], open_[i], RuntimeLost()) for i in lost])
+        left = []
+        for index, program in group:
+            rejected = _Event(kind=_Event.REJECTED, error=error_to_proto(error))
+            if index in open_ and not call.answer_if_open(index, rejected):
+                tie = program.tie
+                left.append((index, programs_pb2.AttachTo(program_id=program.program_id, offset=open_[index], tie=tie)))
+        if isinstance(error, InternalError):
+            if left:
+                await call.relay([_end(index, program.program_id, program.offset, error) for index, program in left])
+            return ()
+        return left
 
     @contextlib.contextmanager
     def _calling(self, address: str) -> Iterator[Any]:
@@ -278,6 +314,41 @@ class Relay:
         """Close connections to runtimes that control no longer names, unless a call uses them."""
         for address in self._dialers.keys() - set(runtimes) - self._in_use.keys():
             self._dialers.pop(address).leave()
+
+
+def _nowhere(program_id: str) -> bool:
+    """Return False until `app` wires the table of programs."""
+    return False
+
+
+def _taken(
+    call: Call,
+    events: Iterable[programs_pb2.ProgramEvent],
+    group: Sequence[tuple[int, programs_pb2.AttachTo]],
+    open_: dict[int, int],
+) -> list[programs_pb2.ProgramEvent]:
+    """Answer `call` with another runtime's answers, and return the events to relay.
+
+    Programs that have ended, or that nobody has, leave `open_`: the next offset of each program by index.
+    """
+    taken = []
+    for event in events:
+        event.index, program = group[event.index]
+        index, error = event.index, error_from_proto(event.error)
+        if event.kind == _Event.ACCEPTED:
+            call.answer_if_open(index, event)
+        elif event.kind == _Event.REJECTED:
+            if call.has_answered(index) and isinstance(error, Unavailable):
+                continue  # it was followed before, and goes on at another runtime
+            del open_[index]
+            if not call.answer_if_open(index, event):
+                taken.append(_end(index, program.program_id, 0, error or RuntimeLost()))
+        elif not (event.kind == _Event.ENDED and isinstance(error, Superseded)):  # else it goes on elsewhere
+            open_[index] = event.offset + 1
+            taken.append(event)
+            if event.kind == _Event.ENDED:
+                del open_[index]
+    return taken
 
 
 def _end(index: int, program_id: str, offset: int, error: TartletError) -> programs_pb2.ProgramEvent:

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
@@ -32,6 +33,7 @@ from tartlet_runtime.abi.limits import MAX_NAME_BYTES
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
+from tartlet_runtime.program.mail import MAX_KEY_BYTES
 from tartlet_runtime.program.program import MakeGuest, Program
 from tartlet_runtime.program.spec import ProgramSpec, State
 from tartlet_runtime.serving.calls import Call
@@ -53,6 +55,7 @@ _STREAMS_PER_PLACE = 2  # whoever launched a program, and someone else
 _VERSION = version("tartlet")
 _PORTION = 32  # launches between two turns of the loop
 _MOST_PAUSES = 50
+_STORED_S = 10.0  # in which a message must be stored
 _AT_CONTROL = 4 * _PORTION  # launches that control is to answer before there are more
 
 
@@ -237,9 +240,10 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                     continue
                 call.accept(index, program.program_id)
                 call.watch(program.output, index, wanted.offset)
+                if wanted.tie and program.spec.tied:
+                    call.tied.append(program)
             if elsewhere and is_relayed(context):
-                for index, wanted in elsewhere:
-                    call.reject(index, UnknownProgram(program=wanted.program_id))
+                self._relay.refuse(call, elsewhere, scope)
             elif elsewhere:
                 self._relay.attach(call, elsewhere, scope)
             async for events in call.messages():
@@ -252,6 +256,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         await _few(context, "items", len(request.items))
         errors: list[TartletError | None] = []
         elsewhere: list[int] = []
+        sent: dict[int, Program] = {}
         scope = scope_of(context)
         for place, item in enumerate(request.items):
             program = self._table.known(item.program_id, scope)
@@ -261,7 +266,10 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             elif program.state in (State.ENDING, State.ENDED):
                 errors.append(UnknownProgram(program=f"{item.program_id}: it has ended"))
             else:
-                errors.append(_put_message(program, item.message))
+                errors.append(None)
+                sent[place] = program
+        for place, error in (await _hear(sent, request.items)).items():
+            errors[place] = error
         if elsewhere and not is_relayed(context):
             answers = await self._relay.send([request.items[i] for i in elsewhere], scope)
             for place, answer in zip(elsewhere, answers, strict=True):
@@ -364,9 +372,25 @@ async def _few(context: _Context, what: str, count: int) -> None:
         await abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
 
 
-def _put_message(program: Program, message: bytes) -> TartletError | None:
-    try:
-        program.inbox.put_message(message)
-    except TartletError as e:
-        return e
-    return None
+async def _hear(programs: dict[int, Program], items: Sequence[programs_pb2.SendItem]) -> dict[int, TartletError]:
+    """Give programs their messages, by place, and wait until these can't be lost. Returns the errors of the others."""
+    errors: dict[int, TartletError] = {}
+    waiting: dict[int, asyncio.Future[None]] = {}
+    for place, program in programs.items():
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            program.hear(items[place].message, items[place].key[:MAX_KEY_BYTES], partial(_set, taken))
+        except TartletError as e:
+            errors[place] = e
+        else:
+            if not taken.done():
+                waiting[place] = taken
+    if waiting:
+        await asyncio.wait(waiting.values(), timeout=_STORED_S)
+    late = Unavailable(what="the journals' store", detail="it has not stored the message yet")
+    return errors | {place: late for place, taken in waiting.items() if not taken.done()}
+
+
+def _set(taken: asyncio.Future[None]) -> None:
+    if not taken.done():
+        taken.set_result(None)

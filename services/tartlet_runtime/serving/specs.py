@@ -75,6 +75,7 @@ def specify(
         degrades=mode == "degrade",
         seed=asked.seed or os.urandom(_SEED_BYTES),
         seeded=bool(asked.seed),
+        tied=asked.tie,
         trace={
             key: value for key in _TRACE_KEYS if 0 < len((value := asked.trace.get(key, "")).encode()) <= MAX_NAME_BYTES
         },

@@ -6,6 +6,7 @@ from tartlet_common.errors.registry import TartletError, Unavailable
 from tartlet_protos import control_pb2
 from tartlet_runtime.guests.native import NativeGuest
 from tartlet_runtime.program.program import Program
+from tartlet_runtime.program.recovered import RecoveredProgram
 
 START_TIMEOUT_S = 10.0
 """How long a launch waits for control before it is refused."""
@@ -17,7 +18,8 @@ CONTROL_GRACE_S = 30.0
 
 def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramStart:
     """Return what control is told of a program that starts, or that runs already."""
-    spec = program.spec
+    spec, recorder = program.spec, program.recorder
+    durable = program.can_begin_again
     return control_pb2.ProgramStart(
         handle=program.handle,
         program_id=spec.program_id,
@@ -30,6 +32,10 @@ def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramS
         page_limit=spec.limits.pages,
         trace=spec.trace,
         running=running,
+        durable=durable,
+        epoch=recorder.journal.epoch if durable and recorder is not None else 0,
+        heard=recorder.heard if recorder is not None else 0,
+        adopts=isinstance(program, RecoveredProgram) and not running,
     )
 
 

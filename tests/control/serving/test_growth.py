@@ -19,10 +19,10 @@ from tartlet_common.errors.registry import InvalidArgument, Overloaded, UnknownM
 from tartlet_common.rpc import endpoints
 from tartlet_common.rpc.endpoints import MAX_MESSAGE_BYTES
 from tartlet_common.rpc.error_proto import error_from_proto
-from tartlet_control.serving import catalogue
+from tartlet_control.serving import catalogue, control_service
 from tartlet_control.serving import catalogue_service as server_catalogue
-from tartlet_control.serving.control_service import ControlService
 from tartlet_control.serving.core_loop import CoreLoop
+from tartlet_control.serving.frames import frames_of
 from tartlet_control.serving.specs import spec_from_json
 from tartlet_control.serving.state import PROGRAMS_SHOWN, state_of
 from tartlet_control.tables.models import Models
@@ -98,16 +98,16 @@ async def test_many_answers_to_launches_are_cut_into_messages() -> None:
     notices = Notices(models_changed=True)
     error = UnknownModel(model="m" * 1000, available=["n" * 100] * 20)
     notices.started = [(i, error, "") for i in range(2000)]
-    service = ControlService(_hub(host), None, None, None)  # type: ignore[arg-type]  # none is asked
+    core = _hub(host).core
     host.session.outbox.deliver(1, 1, 1, 1, 0, payload=bytes(3 << 20))
     chunks, _ = host.session.outbox.take()
-    frames = service._frames(chunks, notices)
+    frames = frames_of(core, chunks, notices)
     assert max(f.ByteSize() for f in frames) < MAX_MESSAGE_BYTES
     assert [s.handle for f in frames for s in f.started] == list(range(2000))
     assert frames[0].models_changed
     first_delivery = next(i for i, f in enumerate(frames) if f.HasField("deliveries"))
     assert not any(f.started for f in frames[first_delivery + 1 :])
-    few = service._frames(chunks, Notices(started=[(1, None, "")], models_changed=True))
+    few = frames_of(core, chunks, Notices(started=[(1, None, "")], models_changed=True))
     assert len(few) == 1  # as ever, where there is room
 
 
@@ -184,7 +184,7 @@ async def test_a_runtime_that_can_not_be_written_to_is_let_go(run_dir: Path, mon
         def broken(*_: object) -> list[Any]:
             raise ValueError("a bug")
 
-        monkeypatch.setattr(ControlService, "_frames", broken)
+        monkeypatch.setattr(control_service, "frames_of", broken)
         async with worker(address):
             with pytest.raises(grpc.aio.AioRpcError) as ended:
                 await runtime.drain()

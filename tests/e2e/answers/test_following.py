@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tartlet
-from tartlet import Source
+from tartlet import LaunchSpec, Source
 from tartlet_common.errors.registry import Disconnected, InvalidArgument, RuntimeLost
 from tests.e2e.cutting import proxy
 from tests.e2e.serving import Serving, client_of, message, program, serving
@@ -133,9 +133,9 @@ async def test_a_client_whose_connection_breaks_goes_on_behind_the_last_event(se
 
 
 async def test_a_client_gives_up_at_once_when_nobody_knows_its_program(run_dir: Path) -> None:
-    """`serve` starts a killed runtime again, and without a journal in Redis its programs are gone."""
+    """`serve` starts a killed runtime again, and its programs without a journal are gone."""
     with serving(run_dir) as server, tartlet.Client(server.address) as client:
-        run = client.attach(client.launch(TALKER).program_id)
+        run = client.attach(client.launch(spec=LaunchSpec(source=TALKER, durable=False)).program_id)
         assert next(e.text for e in run if isinstance(e, tartlet.Message)) == "hello"
         server.kill("runtime")
         with pytest.raises(RuntimeLost):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import struct
 import tempfile
@@ -32,6 +33,7 @@ from tests.e2e.faults import (
     rows,
     stepped_clock,
     thought,
+    unaffected,
     with_a_disk_of_its_own,
 )
 from tests.e2e.serving import (
@@ -78,7 +80,7 @@ async def ends_as_its_row_says(server: Serving, row: Row) -> None:
     """Injects one fault, and checks how it ends and what it leaves."""
     fault = row.id
     async with client_of(server) as client:
-        async with bystander(client, survives=fault != "runtime-killed"):
+        async with bystander(client):
             start = time.monotonic()
             error = await INJECTIONS[fault](server, client)
             took_s = time.monotonic() - start
@@ -92,17 +94,16 @@ async def ends_as_its_row_says(server: Serving, row: Row) -> None:
 
 
 @contextlib.asynccontextmanager
-async def bystander(client: tartlet.AsyncClient, *, survives: bool) -> AsyncIterator[None]:
+async def bystander(client: tartlet.AsyncClient) -> AsyncIterator[None]:
     """Runs a program that doesn't depend on the broken part and must survive."""
     run = await client.run(program("echo"))
     events = aiter(run)
     assert await message(events) == "ready\n"
     yield
-    if survives:
-        await client.send(run.program_id, "there?")
-        assert await message(events) == "echo there?\n"
-        await client.send(run.program_id, "stop")
-        assert (await run.wait()).success
+    await client.send(run.program_id, "there?")
+    assert await message(events) == "echo there?\n"
+    await client.send(run.program_id, "stop")
+    assert (await run.wait()).success
 
 
 async def until_a_launch_succeeds(client: tartlet.AsyncClient, row: Row, start: float) -> None:
@@ -313,10 +314,7 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
 
 @injects("worker-killed")
 async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
-    undisturbed = await thought(server, client)
-    found = await thought(server, client, kills=2)
-    assert isinstance(found, TartletError) or found == undisturbed
-    return found if isinstance(found, TartletError) else None
+    return await unaffected(server, client, kills=2)
 
 
 @injects("masked-context-lost")
@@ -333,7 +331,12 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
 
 @injects("runtime-killed")
 async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
-    return await killed(server, client, "runtime")
+    return await unaffected(server, client, role="runtime", kills=2)
+
+
+@injects("runtime-stopped")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    return await unaffected(server, client, role="runtime", kills=2, how=signal.SIGTERM)
 
 
 # ---- connections ----------------------------------------------------------------------------------------------------

@@ -238,10 +238,10 @@ async def test_roles_meet_again_after_every_certificate_was_rotated(run_dir: Pat
             assert (await (await other.attach(accepted.program_id)).wait()).success
 
 
-async def test_the_runtime_of_a_followed_program_dies(run_dir: Path) -> None:
+async def test_the_runtime_of_a_followed_program_without_a_journal_dies(run_dir: Path) -> None:
     with cluster(run_dir, runtimes=2) as made:
         async with asyncio.timeout(60), _client(made, 0) as owner, _client(made, 1) as other:
-            accepted = await owner.launch(program("echo"))
+            accepted = await owner.launch(spec=tartlet.LaunchSpec(source=program("echo"), durable=False))
             run = await other.attach(accepted.program_id)
             assert await message(aiter(run)) == "ready\n"
             made.roles["runtime0"].kill()

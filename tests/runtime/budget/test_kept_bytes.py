@@ -82,6 +82,7 @@ class Writer:
     """A program that adds a record to its journal in each step."""
 
     queued = False
+    heard = 0
 
     def __init__(self, journals: Journals, number: int, record_bytes: int) -> None:
         text = JournalHeader(str(number), 1, "p.py", (), b"s", 0, "c", b"x" * 3000).encode()
@@ -97,6 +98,9 @@ class Writer:
         self.journals.added(self)
 
     def release(self, turn: int) -> None:
+        pass
+
+    def acknowledge(self, heard: int) -> None:
         pass
 
     def room(self) -> None:

@@ -168,10 +168,10 @@ async def test_only_one_of_two_takes_a_program_over_and_its_old_owner_is_refused
     async with bed.runtime(0) as old, bed.runtime(1) as new:
         assert old.store.name == new.store.name
         await old.begin(a, b)
-        journal = await new.store.take_over(a, 1)
+        journal = await new.store.take_over(a, 2)
         assert (journal.epoch, journal.data) == (2, header(a))
         with pytest.raises(Superseded):
-            await old.store.take_over(a, 1)
+            await old.store.take_over(a, 2)
         old.add(**{a: b"late", b: b"fine"})
         await old.settle()
         assert old.refusals == [(a, Superseded)]
@@ -181,7 +181,7 @@ async def test_only_one_of_two_takes_a_program_over_and_its_old_owner_is_refused
         assert not new.refusals
         assert b"late" not in (await new.store.read(a)).data
         assert (await new.store.read(a)).epoch == 2
-        again = await old.store.take_over(a, 2)
+        again = await old.store.take_over(a, 3)
         assert again.epoch == 3
 
 

@@ -61,7 +61,7 @@ async def test_it_sleeps_while_nothing_happens(run_dir: Path) -> None:
         await server.stop(None)
 
 
-async def test_sigterm_ends_programs_and_the_process_and_leaves_no_socket(run_dir: Path) -> None:
+async def test_sigint_ends_programs_and_the_process_and_leaves_no_socket(run_dir: Path) -> None:
     settings = make_settings(run_dir)
     server = await serve_control(FakeControl(), settings.control)
     process, ready = start(settings)
@@ -72,7 +72,7 @@ async def test_sigterm_ends_programs_and_the_process_and_leaves_no_socket(run_di
         stream = Stream(stub.Launch(programs_pb2.LaunchRequest(specs=[spec]), wait_for_ready=True))
         assert (await stream.next(30)).kind == _Event.ACCEPTED
         assert os.read(ready, 100).startswith(b"ready")
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         assert isinstance(error_from_proto((await stream.rest())[-1].error), RuntimeLost)
         _, errors = process.communicate(timeout=10)
         assert process.returncode == 0, errors

@@ -1,0 +1,168 @@
+"""Programs whose runtime is gone, until another runtime has begun them again from their journals.
+
+Their commands go on meanwhile, and what these answer is kept. Control names the connected runtime with the fewest
+programs of those that have the same store of journals, with an epoch that grows each time, so that only the last one
+named becomes the owner.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from tartlet_common.clock import Clock
+from tartlet_common.config.settings import ControlSettings
+from tartlet_common.errors.registry import RuntimeLost, Superseded, TartletError, UnknownProgram
+from tartlet_control.core.lifecycle import Lifecycle, StartRequest
+from tartlet_control.tables.outbox import Adopted, Notices
+from tartlet_control.tables.programs import ProgramState, RuntimeSession
+
+log = logging.getLogger("tartlet.control")
+
+RETRY_S = 1.0
+"""Time between two attempts to give a program to a runtime that had no room for it."""
+ALL_COMMANDS = (1 << 64) - 1
+
+
+@dataclass(slots=True)
+class Orphan:
+    """A program without a runtime."""
+
+    program_id: str
+    journals: str
+    epoch: int
+    since_s: float
+    named: RuntimeSession | None = None
+    """The runtime that was asked to take it over."""
+    not_before_s: float = 0.0
+
+
+def choose(sessions: Iterable[RuntimeSession], journals: str) -> RuntimeSession | None:
+    """Return the runtime that gets a program whose journal is in a store: the one with the fewest programs."""
+    fit = [s for s in sessions if s.gone_since is None and not s.stopping and s.journals == journals]
+    return min(fit, key=lambda s: len(s.programs), default=None)
+
+
+class Takeovers:
+    """Holds the orphans, and gives them to runtimes."""
+
+    def __init__(
+        self, lifecycle: Lifecycle, sessions: dict[str, RuntimeSession], settings: ControlSettings, clock: Clock
+    ) -> None:
+        """Begin without orphans. `sessions` are the runtimes that are there, by id."""
+        self.orphans: dict[str, Orphan] = {}
+        self.on_moved: Callable[[ProgramState], None]
+        """Called when a program has another session, whose commands may be dispatched again."""
+        self._lifecycle = lifecycle
+        self._sessions = sessions
+        self._settings = settings
+        self._clock = clock
+        self._nowhere = lifecycle.nowhere
+        self._next_handle = 1
+
+    def leave(self, session: RuntimeSession) -> None:
+        """Take the programs that can begin again elsewhere from a runtime that is gone, or stops."""
+        journals = session.journals
+        for program in list(session.programs.values()):
+            if program.answers is None or not journals:
+                continue
+            program.journals = journals
+            self.orphans[program.id] = Orphan(program.id, journals, program.epoch, self._clock.now())
+            self._move(program, self._nowhere, self._next_handle)
+            self._next_handle += 1
+        for orphan in self.orphans.values():
+            if orphan.named is session:
+                orphan.named = None
+
+    def _move(self, program: ProgramState, to: RuntimeSession, handle: int) -> None:
+        old = program.session
+        if old.programs.get(program.handle) is program:
+            del old.programs[program.handle]
+        old.outbox.move(program.handle, to.outbox, handle)
+        program.session, program.handle = to, handle
+        to.programs[handle] = program
+        self.on_moved(program)
+
+    def recall(self, program_id: str) -> None:
+        """Let a runtime tell the end of an ended program whose runtime is gone."""
+        ended = self._lifecycle.ended_at.get(program_id)
+        if ended is not None and ended.session is self._nowhere and program_id not in self.orphans:
+            self.orphans[program_id] = Orphan(program_id, ended.journals, ended.epoch, self._clock.now())
+            self.name_owners()
+
+    def name_owners(self) -> None:
+        """Ask runtimes to take over the orphans that nobody was asked for."""
+        now = self._clock.now()
+        self._nowhere.outbox.notices = Notices()  # which nobody reads
+        for orphan in self.orphans.values():
+            if orphan.named is not None or now < orphan.not_before_s:
+                continue
+            session = choose(self._sessions.values(), orphan.journals)
+            if session is not None:
+                orphan.named = session
+                orphan.epoch += 1
+                session.outbox.notices.takeovers.append((orphan.program_id, orphan.epoch))
+
+    def adopt(self, session: RuntimeSession, request: StartRequest) -> None:
+        """Take a runtime's word that it has begun an orphan again, or can't.
+
+        Raises:
+            Superseded: another runtime was named since.
+            UnknownProgram: control knows no such program without a runtime.
+        """
+        orphan = self.orphans.get(request.program_id)
+        if orphan is None:
+            raise UnknownProgram(program=request.program_id)
+        if orphan.named is not session or orphan.epoch != request.epoch:
+            raise Superseded(program=request.program_id)
+        now = self._clock.now()
+        if request.lost is not None:
+            self._lost(orphan, request.lost, now)
+            return
+        del self.orphans[orphan.program_id]
+        notices = session.outbox.notices
+        program = self._lifecycle.programs.get(orphan.program_id)
+        if program is None:
+            self._tell_end(session, request, orphan)
+            return
+        assert program.answers is not None
+        program.epoch = orphan.epoch
+        program.answers.store(request.heard)
+        notices.adopted.append(Adopted(request.handle, program.commands, now - orphan.since_s))
+        self._move(program, session, request.handle)
+        if program.killed is not None:
+            notices.kills.append((request.handle, program.killed))
+        log.info("runtime %s goes on with program %s", session.runtime_id, program.id)
+
+    def _tell_end(self, session: RuntimeSession, request: StartRequest, orphan: Orphan) -> None:
+        """Let a runtime tell the end of a program that control has settled before."""
+        ended = self._lifecycle.ended_at[orphan.program_id]
+        self._lifecycle.ended_at[orphan.program_id] = replace(ended, session=session, epoch=orphan.epoch)
+        session.outbox.notices.adopted.append(Adopted(request.handle, ALL_COMMANDS, 0.0))
+        if ended.settled is not None:
+            session.outbox.notices.settled.append(replace(ended.settled, handle=request.handle))
+
+    def _lost(self, orphan: Orphan, error: TartletError, now: float) -> None:
+        if error.retryable and now - orphan.since_s < self._settings.takeover_grace_s:
+            orphan.named, orphan.not_before_s = None, now + RETRY_S
+            return
+        self._give_up(orphan, error)
+
+    def _give_up(self, orphan: Orphan, error: TartletError) -> None:
+        del self.orphans[orphan.program_id]
+        program = self._lifecycle.programs.get(orphan.program_id)
+        log.warning("program %s is lost with its runtime: %s", orphan.program_id, error)
+        if program is not None:
+            if isinstance(error, UnknownProgram):  # it has no journal, so it has never begun
+                self._lifecycle.keys.forget(program.tenant, program.idempotency_key, program.id)
+            self._lifecycle.forget(program, RuntimeLost())
+        self._lifecycle.ended_at.pop(orphan.program_id, None)
+
+    def tick(self) -> None:
+        """Give up orphans that nobody has taken for too long, and name owners for the others."""
+        now = self._clock.now()
+        for orphan in list(self.orphans.values()):
+            if now - orphan.since_s >= self._settings.takeover_grace_s:
+                self._give_up(orphan, RuntimeLost())
+        self.name_owners()

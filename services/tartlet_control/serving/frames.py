@@ -1,0 +1,102 @@
+"""Frames between runtimes and control, made of what the core has for a runtime, and read into what the core takes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
+from tartlet_control.core.core import Core
+from tartlet_control.core.lifecycle import Kept, StartRequest
+from tartlet_control.serving.ends import BESIDE_BYTES, add_ends
+from tartlet_control.tables.models import ServedModel
+from tartlet_control.tables.outbox import Chunk, Notices
+from tartlet_protos import control_pb2
+
+log = logging.getLogger("tartlet.control")
+
+_STARTS_BYTES: Final = 2 << 20
+_TAKEOVERS: Final = 1024  # of one frame
+
+
+def frames_of(core: Core, chunks: list[Chunk], notices: Notices) -> list[control_pb2.ControlFrame]:
+    """Return what waits for a runtime in as few frames as fit."""
+    idle = core.idle
+    frames = []
+    for chunk in chunks:
+        frame = control_pb2.ControlFrame(idle=idle)
+        columns = frame.deliveries  # filled in place: to make it first and then copy it takes thrice as long
+        columns.handles, columns.records = bytes(chunk.handles), bytes(chunk.records)
+        columns.payload = bytes(chunk.payload)
+        frames.append(frame)
+    if notices:
+        # Starts go first: nothing may be delivered to a program before it has started.
+        started = _starts(core, notices)
+        if frames and len(started) == 1 and started[0].ByteSize() < BESIDE_BYTES:
+            frames[0].MergeFrom(started.pop())
+        frames = started + frames
+        if not frames:
+            frames.append(control_pb2.ControlFrame())
+        frames += add_ends(frames[-1], notices)
+    return frames
+
+
+def _starts(core: Core, notices: Notices) -> list[control_pb2.ControlFrame]:
+    """Return models and starts in as few frames as fit."""
+    frames = []
+    if notices.models_changed:
+        models = [info for m in core.models if (info := _model_info(m)) is not None]
+        frames.append(control_pb2.ControlFrame(models_changed=True, models=models))
+    replies = [
+        control_pb2.StartReply(handle=h, error=error_to_proto(e), existing_program_id=existing)
+        for h, e, existing in notices.started
+    ] + [control_pb2.StartReply(handle=a.handle, commands=a.commands, paused_s=a.paused_s) for a in notices.adopted]
+    size = frames[0].ByteSize() if frames else _STARTS_BYTES
+    for reply in replies:
+        size += reply.ByteSize() + 8
+        if size > _STARTS_BYTES:
+            frames.append(control_pb2.ControlFrame())
+            size = 0
+        frames[-1].started.append(reply)
+    for start in range(0, len(notices.takeovers), _TAKEOVERS):
+        some = notices.takeovers[start : start + _TAKEOVERS]
+        takeovers = [control_pb2.TakeOver(program_id=i, epoch=epoch) for i, epoch in some]
+        frames.append(control_pb2.ControlFrame(takeovers=takeovers))
+    return frames
+
+
+def start_request(start: control_pb2.ProgramStart) -> StartRequest:
+    """Read what a runtime says of a program that it starts, announces or adopts."""
+    return StartRequest(
+        handle=start.handle,
+        program_id=start.program_id,
+        tenant=start.tenant,
+        idempotency_key=start.idempotency_key,
+        model=start.model,
+        pool=start.pool,
+        page_limit=start.page_limit,
+        command_limit=start.command_limit,
+        name=start.name,
+        trace=tuple(start.trace.items()),
+        lost_state=start.lost_state,
+        running=start.running,
+        durable=start.durable,
+        epoch=start.epoch,
+        heard=start.heard,
+        adopts=start.adopts,
+        lost=error_from_proto(start.lost),
+    )
+
+
+def _model_info(model: ServedModel) -> control_pb2.ModelInfo | None:
+    """Return what runtimes are told of a model; None for one that no message can carry, which costs that one alone."""
+    try:
+        return control_pb2.ModelInfo(**model.info())
+    except (TypeError, ValueError):
+        log.exception("runtimes aren't told of model %d", model.index)
+        return None
+
+
+def kept(program: control_pb2.KeptProgram) -> Kept:
+    """Read what a runtime says of an ended program whose output it keeps."""
+    return Kept(program.program_id, program.tenant, program.idempotency_key)

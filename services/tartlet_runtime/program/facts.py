@@ -1,0 +1,65 @@
+"""What is known of a program beside its parts: its launch, its marks, and what is held for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tartlet_common.clock import Clock
+from tartlet_common.errors.registry import TartletError
+from tartlet_runtime.abi.guest import Guest
+from tartlet_runtime.program.recorder import Recorder
+from tartlet_runtime.program.spans import ProgramSpan
+from tartlet_runtime.program.spec import ProgramSpec, State
+
+
+class ProgramFacts:
+    """Values of one program, which its state machine and its table change."""
+
+    def __init__(self, spec: ProgramSpec, handle: int, clock: Clock, asked_s: float, span: ProgramSpan | None) -> None:
+        """Begin as a program that starts. A client's request for it came at `asked_s`."""
+        self.spec = spec
+        self.program_id = spec.program_id
+        self.model = spec.model
+        self.reach = spec.reach
+        self.handle = handle
+        self.span = span
+        self.state = State.STARTING
+        self.error: TartletError | None = None
+        self.clock_start_ns = clock.unix_ns()
+        """The guest's time at its start, nanoseconds since the epoch."""
+        self.asked_s = asked_s
+        """Monotonic seconds at which the request came. The last programs of a large one are launched seconds later."""
+        self.made_s = clock.now()
+        self.recovered_s = 0.0  # for which it stood still because an earlier runtime was gone
+        self.has_engine_state = False  # some of its commands were sent to control
+        self.queued = False  # in the driver's deque
+        self.recorder: Recorder | None = None  # None: not durable
+        self.accepted = False  # the client was told that it runs
+        self.stays = False  # it outlives the call that launched it, because another launch with its key was accepted
+        self.starters: list[Callable[[TartletError | None, str], None]] = []
+        self.unsent_commands = 0
+        self.kept_bytes = 0  # bytes of output kept after its end
+        self.reserved_bytes = 0  # of the process's memory, from its launch to its end
+        self.guest: Guest | None = None  # made in its first turn
+        self.eager_bytes = 0
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """The arguments of its launch."""
+        return self.spec.args
+
+    @property
+    def can_begin_again(self) -> bool:
+        """Whether another runtime can begin the program again from its journal."""
+        return self.spec.recoverable and self.recorder is not None and not self.recorder.is_broken
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether its guest is told again what an earlier copy was told."""
+        return False
+
+    def tell_starters(self, error: TartletError | None, existing_program_id: str) -> None:
+        """Answer the launches that wait for the program."""
+        starters, self.starters = self.starters, []
+        for answer in starters:
+            answer(error, existing_program_id)

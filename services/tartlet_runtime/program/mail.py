@@ -1,0 +1,49 @@
+"""Messages of clients on their way into a program: each is delivered once, and acknowledged once it can't be lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from tartlet_runtime.journal.records import Kind
+from tartlet_runtime.program.inbox import Inbox
+from tartlet_runtime.program.recorder import Recorder
+
+MAX_KEY_BYTES: Final = 64
+_KEPT_KEYS: Final = 4096
+
+
+class Mail:
+    """The keys of the last sendings to one program, by which a repeated one is recognised."""
+
+    __slots__ = ("_inbox", "_keys")
+
+    def __init__(self, inbox: Inbox) -> None:
+        """Begin without messages, in front of a program's inbox."""
+        self._inbox = inbox
+        self._keys: dict[bytes, None] = {}
+
+    def restore(self, keys: Iterable[bytes]) -> None:
+        """Remember the keys of messages that an earlier copy of the program was sent."""
+        for key in keys:
+            self._remember(key)
+
+    def take(self, message: bytes, key: bytes, recorder: Recorder | None, clock_ns: int) -> None:
+        """Take a message, unless one of the same key was taken before; "" is no key.
+
+        Raises:
+            InboxFull, FrameTooLarge, MemoryBudgetExceeded: as `Inbox.put_message`.
+            JournalFull: the message doesn't fit the program's journal, so the program must end.
+        """
+        if key and key in self._keys:
+            return
+        self._inbox.put_message(message)
+        if recorder is not None:
+            recorder.record(clock_ns, bytes([len(key)]) + key + message, kind=Kind.MESSAGE)
+        self._remember(key)
+
+    def _remember(self, key: bytes) -> None:
+        if key:
+            self._keys[key] = None
+            if len(self._keys) > _KEPT_KEYS:
+                del self._keys[next(iter(self._keys))]

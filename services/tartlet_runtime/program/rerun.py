@@ -1,0 +1,103 @@
+"""What a stored journal tells a guest that begins again: its deliveries, clients' messages, and its end. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tartlet_common.abi import HEADER_BYTES, HEADER_STRUCT, RECORD_BYTES, RECORD_STRUCT, Event, Flag, Op, Record
+from tartlet_common.errors.registry import TartletError
+from tartlet_runtime.journal.records import JournalRecord, Kind
+
+_FAILURE = int(Event.FAILURE)
+_TIMER = int(Event.TIMER)
+_AWAIT = int(Flag.AWAIT)
+_OUTPUTS = frozenset({int(Op.LOG), int(Op.SEND)})
+
+
+@dataclass(slots=True)
+class Rerun:
+    """The past of a program, consumed as its guest is told it again."""
+
+    deliveries: deque[JournalRecord]
+    messages: list[bytes] = field(default_factory=list)
+    """Messages of clients that were accepted, in order; those that the guest has taken are among them."""
+    keys: list[bytes] = field(default_factory=list)
+    """Keys of their sendings."""
+    end: tuple[TartletError | None, str] | None = None
+    """How the program has ended, with its result: it never lives again."""
+    heard: int = 0
+    """How many of control's records the guest was given."""
+    read_to: int = 0
+    """The offset up to which clients have read the output."""
+    clock_ns: int = 0
+    """The guest's time at the last record, since its start."""
+    waited_ns: int = 0
+    """The same at the last delivery."""
+    answered: dict[int, list[int]] = field(default_factory=dict)
+    """Events that answered each ticket, in order; those of the runtime's own answers are consumed."""
+
+    @classmethod
+    def of(cls, records: Iterable[JournalRecord]) -> Rerun:
+        """Read a journal's records."""
+        rerun = cls(deque())
+        for record in records:
+            rerun.clock_ns = max(rerun.clock_ns, record.clock_ns)
+            if record.kind == Kind.DELIVERY:
+                rerun._deliver(record)
+            elif record.kind == Kind.MESSAGE:
+                key_end = 1 + record.delivery[0]
+                rerun.keys.append(record.delivery[1:key_end])
+                rerun.messages.append(record.delivery[key_end:])
+            elif record.kind == Kind.END and rerun.end is None:
+                rerun.end = read_end(record.delivery)
+        return rerun
+
+    def _deliver(self, record: JournalRecord) -> None:
+        self.deliveries.append(record)
+        self.heard, self.read_to = record.from_control, max(self.read_to, record.read_to)
+        self.waited_ns = record.clock_ns
+        for op, flags, ticket, *_ in RECORD_STRUCT.iter_unpack(rows_of(record.delivery)):
+            if op != _TIMER and (op != _FAILURE or flags & _AWAIT):
+                self.answered.setdefault(ticket, []).append(op)
+
+    def left_of(self, local: list[Record]) -> tuple[list[Record], int]:
+        """Return which of the guest's commands for the runtime are still to be executed, and how many `receive` aren't.
+
+        Commands whose answer the journal has are left out, except that output is written again.
+        """
+        left, received = [], 0
+        for record in local:
+            event = self._answer_to(record) if record.flags & _AWAIT else None
+            if event is None:
+                left.append(record)
+            elif record.op in _OUTPUTS and event != _FAILURE:
+                left.append(record._replace(flags=record.flags & ~_AWAIT))
+            elif record.op == Op.RECEIVE and event != _FAILURE:
+                received += 1
+        return left, received
+
+    def _answer_to(self, record: Record) -> int | None:
+        events = self.answered.get(record.ticket)
+        if not events:
+            return None
+        event = events.pop(0)
+        if not events:
+            del self.answered[record.ticket]
+        return event
+
+
+def rows_of(delivery: bytes) -> bytes:
+    """Return the packed records of a delivery."""
+    count = HEADER_STRUCT.unpack_from(delivery)[2]
+    return delivery[HEADER_BYTES : HEADER_BYTES + count * RECORD_BYTES]
+
+
+def read_end(data: bytes) -> tuple[TartletError | None, str]:
+    """Return the error in which a program has ended, or None and its result, from the record of its end."""
+    told = json.loads(data)
+    if "error" in told:
+        return TartletError.from_wire(int(told["error"]), told["fields"]), ""
+    return None, str(told["result"])

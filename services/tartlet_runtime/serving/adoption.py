@@ -1,0 +1,105 @@
+"""Programs of other runtimes that control gives this one: their journals are read, and they begin again from these."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from dataclasses import asdict
+
+from tartlet_common.errors.registry import (
+    InternalError,
+    InvalidSource,
+    JournalUnavailable,
+    TartletError,
+)
+from tartlet_common.rpc.error_proto import error_to_proto
+from tartlet_protos import control_pb2
+from tartlet_runtime.abi.limits import ProgramLimits
+from tartlet_runtime.answers.models import Spawn
+from tartlet_runtime.journal.records import JournalHeader, parse_journal
+from tartlet_runtime.journal.store import JournalStore
+from tartlet_runtime.link.control_link import ControlLink
+from tartlet_runtime.program.rerun import Rerun
+from tartlet_runtime.program.spec import ProgramSpec
+from tartlet_runtime.serving.programs import ProgramTable
+from tartlet_runtime.serving.recording import Past
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 16
+"""Journals that are read and parsed at the same time."""
+
+
+class Adoption:
+    """Takes programs over, one task for each."""
+
+    def __init__(self, table: ProgramTable, store: JournalStore, link: ControlLink, spawn: Spawn) -> None:
+        """Take over what control names from now on. `spawn` owns the tasks."""
+        self._table = table
+        self._store = store
+        self._link = link
+        self._spawn = spawn
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        table.adopt_later = self.begin
+
+    def begin(self, program_id: str, epoch: int) -> None:
+        """Become the owner of a program with `epoch`, begin it again, and tell control."""
+        self._spawn(self._take_over(program_id, epoch))
+
+    async def _take_over(self, program_id: str, epoch: int) -> None:
+        try:
+            async with self._slots:
+                await self._begin_again(program_id, epoch)
+            return
+        except TartletError as e:
+            lost = e
+        except Exception as e:
+            log.exception("program %s", program_id)
+            lost = InternalError(detail=repr(e))
+        log.warning("program %s can't be taken over: %s", program_id, lost)
+        start = control_pb2.ProgramStart(program_id=program_id, epoch=epoch, adopts=True, lost=error_to_proto(lost))
+        self._link.start(start)
+
+    async def _begin_again(self, program_id: str, epoch: int) -> None:
+        self._table.supersede(program_id)
+        stored = await self._store.take_over(program_id, epoch)
+        try:
+            parsed = parse_journal(stored.data, program_id)
+            if parsed.size != len(stored.data):
+                raise JournalUnavailable(detail=f"byte {parsed.size} of {len(stored.data)} is damaged")
+            spec = spec_of(parsed.header, self._table.limits)
+            make_guest = self._table.maker(spec) or await self._table.compile(spec)
+            if (here := self._table.identity(spec)) != parsed.header.component:
+                raise InvalidSource(detail=f"the journal belongs to {parsed.header.component}, this runtime has {here}")
+            header = stored.data[: parsed.header_bytes]
+            past = Past(header, parsed.header.start_ns, parsed.size, stored.epoch, Rerun.of(parsed.records))
+            self._table.adopt(spec, make_guest, past)
+        except BaseException:
+            self._store.close(program_id, keep=True)  # for the next owner
+            raise
+
+
+def spec_of(header: JournalHeader, defaults: ProgramLimits) -> ProgramSpec:
+    """Return what a program was launched as, from its journal. Limits that the header doesn't name are `defaults`."""
+    limits = asdict(defaults)
+    limits |= {name: value for name, value in header.limits.items() if name in limits}
+    return ProgramSpec(
+        program_id=header.program_id,
+        name=header.name,
+        language=header.language,
+        filename=header.filename,
+        source=header.source,
+        digest=hashlib.sha256(header.source).hexdigest(),
+        args=header.args,
+        model=header.model,
+        pool=header.pool,
+        tenant=header.tenant,
+        idempotency_key=header.idempotency_key,
+        limits=ProgramLimits(**limits),
+        durable=True,
+        degrades=header.degrades,
+        seed=header.seed,
+        seeded=True,
+        tied=header.tied,
+    )
