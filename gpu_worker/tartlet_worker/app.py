@@ -52,6 +52,7 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
                 model=settings.model_name or "fake",
                 page_size=settings.page_size,
                 num_pages=max(1, pages),
+                host_pages=settings.host_kv_bytes // (settings.page_size * FAKE_KV_BYTES_PER_TOKEN),
                 num_embeds=settings.num_embeds,
                 num_slots=settings.num_slots,
                 max_batch_tokens=settings.max_batch_tokens,

@@ -384,6 +384,7 @@ class StepFrame(_message.Message):
     RESET_LANES_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TABLES_FIELD_NUMBER: _builtins.int
+    SWAPS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     clear_pages: _builtins.bytes
     """i32"""
@@ -401,6 +402,10 @@ class StepFrame(_message.Message):
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """columns of a tartlet_common.engine.step TableChanges; none if nothing changes"""
 
+    @_builtins.property
+    def swaps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """columns of a tartlet_common.engine.step Swaps; none if no page is copied"""
+
     def __init__(
         self,
         *,
@@ -412,10 +417,11 @@ class StepFrame(_message.Message):
         reset_lanes: _builtins.bytes = ...,
         traceparent: _builtins.str = ...,
         tables: _abc.Iterable[_builtins.bytes] | None = ...,
+        swaps: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "clear_embeds", b"clear_embeds", "clear_pages", b"clear_pages", "clear_slots", b"clear_slots", "number", b"number", "reset_lanes", b"reset_lanes", "tables", b"tables", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "clear_embeds", b"clear_embeds", "clear_pages", b"clear_pages", "clear_slots", b"clear_slots", "number", b"number", "reset_lanes", b"reset_lanes", "swaps", b"swaps", "tables", b"tables", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,11 +52,12 @@ def test_an_array_s_type_is_found_by_numpy_s_alias_of_before_and_after_2_5() -> 
 
 @given(st.lists(st.one_of([_columns(cls) for cls in get_args(s.Batch)]), max_size=4), hnp.arrays("<i4", 5))
 def test_a_step_survives_its_frame(batches: list[Any], ids: s.I32) -> None:
-    step = s.Step(3, tuple(batches), clear_pages=ids)
+    step = s.Step(3, tuple(batches), clear_pages=ids, swaps=s.Swaps(ids, ids, ids, ids))
     wire = engine_pb2.StepFrame.FromString(step_to_proto(step).SerializeToString())
     back = step_from_proto(wire)
     assert back.number == 3
     assert np.array_equal(back.clear_pages, ids)
+    assert _same(back.swaps, step.swaps)
     assert len(back.batches) == len(batches)
     assert all(_same(a, b) for a, b in zip(batches, back.batches, strict=True))
 

@@ -116,6 +116,8 @@ def _spec(o: FakeOptions) -> EngineSpec:
         top_k_limit=model.VOCAB_SIZE,
         logprobs_limit=o.logprobs_limit,
         kv_bytes_per_token=14,
+        host_pages=o.host_pages,
+        host_page_ns=1000 if o.host_pages else 0,
         tokenizer_digest=hashlib.sha256(tokenizer).hexdigest(),
         stop_tokens=(model.EOS,),
         bos_token=None,

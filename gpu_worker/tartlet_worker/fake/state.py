@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tartlet_common.engine import defaults
 from tartlet_common.engine.step import Step
@@ -37,6 +38,7 @@ class FakeOptions:
     max_batch_commands: int = defaults.MAX_BATCH_COMMANDS
     logprobs_limit: int = defaults.LOGPROBS_LIMIT
     seed: int = 0  # another seed is another model
+    host_pages: int = 0  # of host memory, for the pages of suspended programs
     step_s: float = 0.0  # time added to every step
     token_s: float = 0.0  # and to every token that goes through the layers
     fail_token: int = -1  # embedding this token id fails its command (EngineFailure)
@@ -59,6 +61,7 @@ class FakeState:
         self.pos = np.zeros(pages, np.int32)  # [P, page]
         self.written = np.zeros(pages, np.bool_)  # [P, page]
         self.hidden = np.zeros(pages, np.bool_)  # [P, page] mask_kvpage's bits
+        self.host = [np.zeros((o.host_pages, o.page_size), a.dtype) for a in self._of_pages()]
         self.emb = np.zeros(o.num_embeds, np.uint64)
         self.emb_pos = np.zeros(o.num_embeds, np.int32)
         self.emb_ended = np.zeros(o.num_embeds, np.bool_)
@@ -71,10 +74,16 @@ class FakeState:
         self.poisoned: set[int] = set()
         self.tokens = 0  # through the layers, this step
 
+    def _of_pages(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.kv, self.pos, self.written, self.hidden
+
     def clear(self, step: Step) -> None:
         """Clear what the step says changed hands, change tables, and forget the lanes that the step resets."""
-        for table in (self.kv, self.pos, self.written, self.hidden):
+        swaps = step.swaps
+        for table, host in zip(self._of_pages(), self.host, strict=True):
+            host[swaps.out_host] = table[swaps.out_page]
             table[step.clear_pages] = 0
+            table[swaps.in_page] = host[swaps.in_host]
         for embeds in (self.emb, self.emb_pos, self.emb_ended):
             embeds[step.clear_embeds] = 0
         self.slot[step.clear_slots] = 0

@@ -27,6 +27,7 @@ from tartlet_worker.grammar.grammars import Grammars
 from tartlet_worker.grammar.optional import GrammarSupport
 from tartlet_worker.handlers.registration import Resources
 from tartlet_worker.handlers.registry import HANDLERS
+from tartlet_worker.host_pages import HostPages
 from tartlet_worker.models.base import Decoder
 from tartlet_worker.pools import Pools
 from tartlet_worker.sampling.base import Sampler
@@ -46,11 +47,13 @@ class TorchEngine:
         sampler: Sampler,
         tokenizer: bytes,
         grammar: GrammarSupport | None = None,
+        host: HostPages | None = None,
     ) -> None:
         self._spec, self._decoder, self._pools, self._tokenizer = spec, decoder, pools, tokenizer
         self._cuda = torch.device(spec.device) if spec.device.startswith("cuda:") else None
         self._grammars = None if grammar is None else grammar.grammars
         pools.matchers = None if grammar is None else grammar.matchers
+        self._host = host
         self._poisoned: set[int] = set()
         self._resources = Resources(spec, pools, decoder, sampler, self._poisoned)
 
@@ -98,7 +101,11 @@ class TorchEngine:
             self._decoder.computing = computing
             if len(step.clear_pages):
                 computing()
+            if self._host is not None:
+                self._host.copy_out(step.swaps)
             self._pools.clear_pages(step.clear_pages)
+            if self._host is not None:
+                self._host.copy_in(step.swaps)
             self._pools.clear_embeds(step.clear_embeds)
             self._pools.clear_slots(step.clear_slots)
             self._pools.tables.change(step.tables)

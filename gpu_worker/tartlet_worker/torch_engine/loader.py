@@ -23,6 +23,7 @@ from tartlet_worker.checkpoints.tensors import digest, weight_files
 from tartlet_worker.checkpoints.text_files import TOKENIZER, Texts, read_texts
 from tartlet_worker.checkpoints.weights import WeightReader
 from tartlet_worker.grammar import optional
+from tartlet_worker.host_pages import HostPages
 from tartlet_worker.kernels import available
 from tartlet_worker.kernels.library import MAX_GROUP
 from tartlet_worker.models.base import Decoder
@@ -59,6 +60,7 @@ class EngineOptions:
     max_batch_tokens: int = defaults.MAX_BATCH_TOKENS
     max_batch_commands: int = defaults.MAX_BATCH_COMMANDS
     top_k_limit: int = 256
+    host_kv_bytes: int = 0  # of host memory, for the pages of suspended programs
     logprobs_limit: int = defaults.LOGPROBS_LIMIT
     batch_invariant: bool = False
     attention: str = "auto"  # or one of `attention_choice.NAMES`
@@ -130,7 +132,25 @@ def load_engine(
     grammar = optional.load(texts.tokenizer_json, spec.vocab_size, spec.stop_tokens)
     if grammar is not None:
         spec = replace(spec, traits=(*spec.traits, optional.TRAIT))
-    return TorchEngine(spec, decoder, pools, make_sampler(options), texts.tokenizer_json, grammar)
+    host = _host_pages(pools, options.host_kv_bytes // page_bytes(config, sizes.page_size, dtype.itemsize))
+    if host is not None:
+        spec = replace(spec, host_pages=host.count, host_page_ns=host.measure())
+    return TorchEngine(spec, decoder, pools, make_sampler(options), texts.tokenizer_json, grammar, host)
+
+
+def _host_pages(pools: Pools, count: int) -> HostPages | None:
+    """Reserve host memory for suspended programs' pages; None if there is to be none.
+
+    Raises:
+        OutOfDeviceMemory: the host has less.
+    """
+    if not count:
+        return None
+    asked = count * pools.kv[:, :, 0].nbytes
+    with _out_of_memory("cpu", asked, free_bytes("cpu")):
+        if asked > free_bytes("cpu"):
+            raise MemoryError
+        return HostPages(pools, count)
 
 
 @contextlib.contextmanager
@@ -177,6 +197,7 @@ def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], Non
             device=settings.device,
             page_size=settings.page_size,
             kv_memory_bytes=settings.kv_memory_bytes,
+            host_kv_bytes=settings.host_kv_bytes,
             num_embeds=settings.num_embeds,
             num_slots=settings.num_slots,
             max_batch_tokens=settings.max_batch_tokens,

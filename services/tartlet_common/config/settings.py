@@ -217,6 +217,9 @@ class WorkerSettings(_Settings):
     kv_memory_bytes: Annotated[int, Field(ge=1 << 16)] | Literal["auto"] = Field(
         defaults.KV_MEMORY_GIB << 30, description="bytes of memory for KV pages; auto: what the device has left"
     )
+    host_kv_bytes: int = Field(
+        0, ge=0, description="bytes of host memory for the KV pages of suspended programs; 0: they are computed again"
+    )
     num_embeds: int = Field(defaults.NUM_EMBEDS, ge=16, description="embedding slots, one token each")
     num_slots: int = Field(defaults.NUM_SLOTS, ge=16, description="token slots")
     max_batch_tokens: int = Field(defaults.MAX_BATCH_TOKENS, ge=1, description="tokens of one forward batch, at most")

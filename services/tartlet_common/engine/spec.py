@@ -37,6 +37,8 @@ class EngineSpec:
     chat_bos: str | None = None  # value of the chat template's `bos_token`; None: the text of `bos_token`
     chat_eos: str | None = None  # value of the template's `eos_token`; None: the text of the first of `stop_tokens`
     batch_invariant: bool = False
+    host_pages: int = 0  # pages for which the worker keeps host memory, to which suspended programs' pages go
+    host_page_ns: int = 0  # nanoseconds to bring one of many pages there, or back
     logprobs_limit: int = defaults.LOGPROBS_LIMIT  # best tokens whose log-probabilities one `sample` may ask for
     description: str = ""  # as the checkpoint's model card says; "" if the card doesn't say
     version: str = ""

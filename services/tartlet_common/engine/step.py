@@ -209,10 +209,27 @@ NO_CHANGES = TableChanges(EMPTY_I32, EMPTY_I32, EMPTY_I32, np.zeros(1, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
+class Swaps:
+    """Pages that go to the worker's host memory and come back, in one transfer for each direction.
+
+    All that a query can see of a page goes with it: keys, values, positions and mask bits.
+    """
+
+    out_page: I32  # [O] pages to copy
+    out_host: I32  # [O] host pages that take them, each named once
+    in_host: I32  # [I] host pages to copy back
+    in_page: I32  # [I] pages that take them, each named once
+
+
+NO_SWAPS = Swaps(EMPTY_I32, EMPTY_I32, EMPTY_I32, EMPTY_I32)
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """The commands that control sends an engine in one frame.
 
-    The engine clears (`clear_*`), changes tables, then resets lanes (`reset_lanes`), then runs the batches in order.
+    The engine copies pages out (`swaps`), clears (`clear_*`), copies pages in, changes tables, then resets lanes
+    (`reset_lanes`), then runs the batches in order.
     """
 
     number: int  # counted by control per engine connection
@@ -223,6 +240,7 @@ class Step:
     reset_lanes: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
     traceparent: str = ""  # W3C trace context of the step's span, "" when nothing is traced
     tables: TableChanges = NO_CHANGES
+    swaps: Swaps = NO_SWAPS
 
 
 @dataclass(frozen=True, slots=True)

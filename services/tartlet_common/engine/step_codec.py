@@ -33,7 +33,7 @@ def _columns_of(cls: type[Any]) -> tuple[tuple[str, np.dtype[Any]], ...]:
     return columns
 
 
-_COLUMNS = {cls: _columns_of(cls) for cls in (*get_args(s.Batch), s.BatchResult, s.TableChanges)}
+_COLUMNS = {cls: _columns_of(cls) for cls in (*get_args(s.Batch), s.BatchResult, s.TableChanges, s.Swaps)}
 
 _LATER: dict[type[Any], int] = {s.Forward: 1, s.Sample: 3}
 """How many of a batch's last columns came with `TABLES_SINCE`."""
@@ -71,6 +71,7 @@ def step_to_proto(step: s.Step) -> engine_pb2.StepFrame:
         reset_lanes=step.reset_lanes.tobytes(),
         traceparent=step.traceparent,
         tables=_pack(step.tables) if len(step.tables.table) else (),
+        swaps=_pack(step.swaps) if len(step.swaps.out_page) + len(step.swaps.in_page) else (),
     )
 
 
@@ -98,6 +99,7 @@ def step_from_proto(frame: engine_pb2.StepFrame) -> s.Step:
         reset_lanes=np.frombuffer(frame.reset_lanes, "<u4"),
         traceparent=frame.traceparent,
         tables=s.TableChanges(**_unpack(s.TableChanges, frame.tables)) if frame.tables else s.NO_CHANGES,
+        swaps=s.Swaps(**_unpack(s.Swaps, frame.swaps)) if frame.swaps else s.NO_SWAPS,
     )
 
 

@@ -24,6 +24,7 @@ from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.batching.batcher import Batcher
 from tartlet_control.order.book import Program
 from tartlet_control.order.sizes import History
+from tartlet_control.rebuild import swapping
 from tartlet_control.tables.answers import Answers
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.keys import RETURN_S, Keys
@@ -305,6 +306,7 @@ class Lifecycle:
                 if engine in self.batchers:
                     self.batchers[engine].forget(queue)
         for place in program.places.values():
+            swapping.forget(place)
             engine = place.engine
             if engine is None:
                 continue
@@ -324,6 +326,8 @@ def free_place(place: Place, engine: EngineState) -> None:
     """Give back all that a program holds on an engine. Its tables are left without rows."""
     program = place.program
     program.num_pages -= place.num_held(PAGES)
+    for table in place.tables.values():
+        engine.host.freed(table.rows)
     for pool, held in zip(engine.pools, place.held, strict=True):
         pool.release(list(held.values()))
         held.clear()

@@ -20,7 +20,7 @@ from tartlet_control.core.places.memory import Memory, all_queues, pending, queu
 from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.core.trials import Trials
 from tartlet_control.order import book
-from tartlet_control.rebuild import remaking, room, suspension
+from tartlet_control.rebuild import remaking, room, suspension, swapping
 from tartlet_control.rebuild.logs import settle
 from tartlet_control.rebuild.plan import plan
 from tartlet_control.tables.engines import EngineState
@@ -101,6 +101,9 @@ class Rebuilder:
                 else:
                     ended[program] = None
         engine.outgoing.clear()
+        for place in self.waiting:
+            if place.kept_on is engine:
+                swapping.forget(place)
         trials.count_death(suspects)
         for program, place in programs.items():
             self._lose(place, engine, error, suspect=program in suspects)
@@ -218,6 +221,8 @@ class Rebuilder:
         batcher = self._lifecycle.batchers[engine]
         for queue in all_queues(place):
             batcher.forget(queue)
+        if place.recovery is not None and place.recovery.gave_way is engine:
+            swapping.keep(place, engine, batcher.times.predict)
         free_place(place, engine)
         self._unplace(place)
         suspension.count_tables(place)
@@ -289,6 +294,8 @@ class Rebuilder:
         recovery = place.recovery
         assert recovery is not None
         takers = room.takers(place, recovery.spec)
+        if place.kept_on is not None and place.kept_on in takers and place.kept_on.status == "ready":
+            return [place.kept_on]
         if recovery.to is not None and recovery.to in takers and recovery.to.status == "ready":
             return [recovery.to]
         return [e for e in takers if e.status == "ready"] or [e for e in takers if not e.let_go]
@@ -327,8 +334,9 @@ class Rebuilder:
         taking.take(place, engine, PAGES, book.pages)
         taking.take(place, engine, EMBEDS, [*book.embeds, *range(remaking.SCRATCH, remaking.SCRATCH + scratch)])
         taking.take(place, engine, SLOTS, [*book.slots, remaking.SCRATCH])
-        made = plan(book.tables.values(), book.embeds, scratch, engine.spec.page_size)
         tables = taking.take_tables(place, engine)
+        there = swapping.bring_back(place, engine, tables)
+        made = plan(book.tables.values(), book.embeds, scratch, engine.spec.page_size, there)
         place.lost = made.lost
         program.num_pages += place.num_held(PAGES)
         program.peak_pages = max(program.peak_pages, program.num_pages)

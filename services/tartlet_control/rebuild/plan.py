@@ -5,7 +5,7 @@ The plan is a function of what tables and embeds hold. It names tables by their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from tartlet_control.tables.lineage import EmbedContent, Line
@@ -47,7 +47,13 @@ class Plan:
         return sum(len(part.tokens) for part in self.parts if isinstance(part, Prefill))
 
 
-def plan(lines: Iterable[Line], embeds: dict[int, EmbedContent | None], chunk: int, page_size: int) -> Plan:
+def plan(
+    lines: Iterable[Line],
+    embeds: dict[int, EmbedContent | None],
+    chunk: int,
+    page_size: int,
+    there: Container[int] = (),
+) -> Plan:
     """Plan the passes of plain tables.
 
     Args:
@@ -55,6 +61,7 @@ def plan(lines: Iterable[Line], embeds: dict[int, EmbedContent | None], chunk: i
         embeds: what each embed holds.
         chunk: most tokens of a pass.
         page_size: slots of a row.
+        there: the rows, by identity, whose contents are there already.
     """
     made = Plan([], {}, [], {})
     outputs = _sort(embeds, made)
@@ -68,7 +75,10 @@ def plan(lines: Iterable[Line], embeds: dict[int, EmbedContent | None], chunk: i
         source = makers[id(line.rows[keep - 1])] if keep else None
         makers.update((id(row), line) for row in line.rows[keep:])
         made.parts.append(Make(line, source, keep))
-        _prefill(line, min(keep * page_size, line.length), outputs.pop(id(line), {}), chunk, made.parts, page_size)
+        done = keep
+        while done < len(line.rows) and id(line.rows[done]) in there:
+            done += 1
+        _prefill(line, min(done * page_size, line.length), outputs.pop(id(line), {}), chunk, made.parts, page_size)
     for wanted in outputs.values():  # of tables that are gone
         made.lost.update({embed: "forward_table" for ids in wanted.values() for embed in ids})
     return made

@@ -27,6 +27,8 @@ _NUMBERS: Final = {
     "top_k_limit": (1, 1 << 18),
     "logprobs_limit": (0, 1 << 12),
     "kv_bytes_per_token": (0, 1 << 40),
+    "host_pages": (0, 1 << 24),
+    "host_page_ns": (0, 1 << 40),
 }
 """The least and the greatest value of each number."""
 _TEXTS: Final = {

@@ -109,6 +109,7 @@ def _engine(e: EngineState, core: Core) -> dict[str, Any]:
         "dtype": e.spec.dtype,
         "page_size": e.spec.page_size,
         "pools": {p.name: {"free": p.num_free, "held": p.num_held, "total": p.total} for p in e.pools},
+        "host_pages": {"free": e.host.pool.num_free, "total": e.host.pool.total},
         "programs": len(e.program_ids),
         "order": core.batchers[e].order.name,
         "queues_waiting": len(core.batchers[e].waiting),
@@ -124,7 +125,10 @@ def _engine(e: EngineState, core: Core) -> dict[str, Any]:
 def _doing(p: ProgramState) -> str:
     if p.killed is not None or not p.live:
         return "ending" if p.killed is None else "killed"
-    return "recovering" if any(place.recovery is not None for place in p.places.values()) else "running"
+    ways = [place.recovery for place in p.places.values() if place.recovery is not None]
+    if not ways:
+        return "running"
+    return "suspended" if all(way.gave_way is not None for way in ways) else "recovering"
 
 
 def _places(core: Core, now: float) -> dict[str, int]:

@@ -8,9 +8,10 @@ import numpy as np
 
 from tartlet_common.engine.pools import EVERYONES_HOME, Home
 from tartlet_common.engine.spec import EngineSpec
-from tartlet_common.engine.step import NO_CHANGES, TABLES_SINCE, Batch, Step, TableChanges
+from tartlet_common.engine.step import NO_CHANGES, NO_SWAPS, TABLES_SINCE, Batch, Step, Swaps, TableChanges
 from tartlet_common.rpc.resume import ResumableLink
 from tartlet_control.tables.grammars import EngineGrammars
+from tartlet_control.tables.host_memory import HostMemory, both
 from tartlet_control.tables.ledger import pools_of
 from tartlet_control.tables.page_tables import EngineTables
 
@@ -27,8 +28,9 @@ class EngineState:
     """One engine: its pools, the programs placed on it, what its next step must clear, and its counters."""
 
     __slots__ = (
-        "clear", "computed_tokens", "device_s", "gone_since", "grammars", "home", "id", "incarnation", "joined_s",
-        "let_go", "link", "model_index", "next_lane", "outgoing", "pools", "program_ids", "protocol", "reset_lanes",
+        "clear", "computed_tokens", "device_s", "gone_since", "grammars", "home", "host", "id", "incarnation",
+        "joined_s", "let_go", "link", "model_index", "next_lane", "outgoing", "pools", "program_ids", "protocol",
+        "reset_lanes",
         "sampled_tokens", "spec", "status", "step_number", "step_spans", "steps", "tables", "tokens_per_s", "window_s",
         "window_tokens",
     )  # fmt: skip
@@ -51,6 +53,7 @@ class EngineState:
         self.spec = spec
         self.model_index = model_index
         self.pools = pools_of(spec)
+        self.host = HostMemory(spec.host_pages, spec.host_page_ns)
         self.protocol = protocol
         self.tables = EngineTables(kept=protocol >= TABLES_SINCE)
         self.grammars = EngineGrammars()
@@ -94,21 +97,30 @@ class EngineState:
         columns.append(np.fromiter(self.reset_lanes, np.uint32, len(self.reset_lanes)))
         self.clear = (set(), set(), set())
         self.reset_lanes = set()
+        leave, come = self.host.take_out(), self.host.take_in()
         while sum(map(len, columns)) > MAX_CLEAR:
             part, columns = _cut(columns, MAX_CLEAR)
-            self._queue_step([], part, "")
+            self._queue_step([], part, "", swaps=leave)
+            leave = NO_SWAPS
         room = MAX_CLEAR - sum(map(len, columns))
         while self.tables.size > room:
-            self._queue_step([], _no_columns(), "", self.tables.drain(MAX_CLEAR))
-        self._queue_step(batches, columns, traceparent, self.tables.drain(room))
+            self._queue_step([], _no_columns(), "", self.tables.drain(MAX_CLEAR), swaps=leave)
+            leave = NO_SWAPS
+        self._queue_step(batches, columns, traceparent, self.tables.drain(room), swaps=both(leave, come))
         return self.step_number
 
     def _queue_step(
-        self, batches: list[Batch], columns: list[Any], traceparent: str, tables: TableChanges = NO_CHANGES
+        self,
+        batches: list[Batch],
+        columns: list[Any],
+        traceparent: str,
+        tables: TableChanges = NO_CHANGES,
+        swaps: Swaps = NO_SWAPS,
     ) -> None:
         self.step_number += 1
         pages, embeds, slots, lanes = columns
-        self.outgoing.append(Step(self.step_number, tuple(batches), pages, embeds, slots, lanes, traceparent, tables))
+        step = Step(self.step_number, tuple(batches), pages, embeds, slots, lanes, traceparent, tables, swaps)
+        self.outgoing.append(step)
 
     def count_step(self, computed_tokens: int, sampled_tokens: int, device_s: float, now: float) -> None:
         """Add an answered step to the counters and to the rate of tokens."""

@@ -85,8 +85,8 @@ class Place:
     """
 
     __slots__ = (
-        "book", "engine", "grammars", "held", "log", "lost", "made_at_s", "model", "num_rows", "program", "recovery",
-        "replay", "tables", "until",
+        "book", "engine", "grammars", "held", "kept", "kept_on", "log", "lost", "made_at_s", "model", "num_rows",
+        "program", "recovery", "replay", "tables", "until",
     )  # fmt: skip
 
     def __init__(self, program: ProgramState, model: ServedModel) -> None:
@@ -102,6 +102,9 @@ class Place:
         self.log: deque[Command] = deque()
         self.lost: dict[int, str] = {}
         """Embeds whose content went with an engine and can't be made again, with the call that made it."""
+        self.kept: dict[int, int] = {}
+        """Host pages that keep its rows while it is suspended, by the identity of the row."""
+        self.kept_on: EngineState | None = None  # whose worker has these host pages
         self.made_at_s = 0.0
         """The program's service up to which its state isn't dropped again: it was made again not long ago."""
         self.recovery: Recovery | None = None

@@ -56,9 +56,9 @@ class Decoder:
         return True
 
 
-def wave(count: int, pages: int, seed: int = 1, **settings: Any) -> tuple[Host, list[Decoder]]:
+def wave(count: int, pages: int, seed: int = 1, host_pages: int = 0, **settings: Any) -> tuple[Host, list[Decoder]]:
     picks = random.Random(seed)
-    host = Host(replace(OPTIONS, num_pages=pages), **settings)
+    host = Host(replace(OPTIONS, num_pages=pages, host_pages=host_pages), **settings)
     programs = []
     for i in range(count):
         prompt = [picks.randrange(200) for _ in range(picks.randrange(8, 40))]
@@ -80,17 +80,31 @@ def finish(host: Host, programs: list[Decoder]) -> None:
     raise AssertionError(f"these never end: {waits}")
 
 
-@pytest.mark.parametrize("order", LIVE)
-def test_a_wave_over_the_memory_finishes_with_equal_outputs(order: str) -> None:
+@pytest.mark.parametrize(("order", "host_pages"), [*((order, 0) for order in LIVE), ("round-robin", 24), ("plas", 200)])
+def test_a_wave_over_the_memory_finishes_with_equal_outputs(order: str, host_pages: int) -> None:
     roomy, expected = wave(12, pages=600)
     finish(roomy, expected)
-    host, programs = wave(12, pages=60, order=order)  # they need about 160 at once
+    host, programs = wave(12, pages=60, host_pages=host_pages, order=order)  # they need about 160 at once
     finish(host, programs)
     assert [p.guest.killed for p in programs] == [None] * 12
     assert [p.guest.tokens() for p in programs] == [p.guest.tokens() for p in expected]
     assert host.core.rebuilder.counters.gave_way > 0
     assert not host.core.memory.stalled
     assert host.engine.pools[0].num_free == 60
+    assert host.engine.host.pool.num_held == 0
+
+
+def test_at_one_and_a_half_times_the_memory_little_is_computed_again() -> None:
+    roomy, expected = wave(12, pages=600)
+    finish(roomy, expected)
+    peak = sum(-(-(len(p.prompt) + p.tokens) // SIZE) for p in expected)
+    host, programs = wave(12, pages=int(peak / 1.5), host_pages=200)
+    finish(host, programs)
+    assert [p.guest.tokens() for p in programs] == [p.guest.tokens() for p in expected]
+    assert host.core.rebuilder.counters.gave_way > 0
+    assert host.engine.host.pool.num_held == 0
+    computed = sum(p.at for p in programs)
+    assert host.core.rebuilder.counters.tokens <= 0.2 * computed, (host.core.rebuilder.counters.tokens, computed)
 
 
 def test_an_idle_program_gives_way_and_goes_on_when_it_is_asked_to() -> None:
@@ -135,3 +149,27 @@ def test_only_programs_whose_state_cant_be_made_again_end_for_room() -> None:
     for guest in (old, new, third):
         host.end(guest)
     host.check_idle()
+
+
+def test_pages_kept_in_host_memory_are_given_back_when_their_program_or_engine_goes() -> None:
+    host, programs = wave(6, pages=30, host_pages=60)
+    for program in programs:
+        program.begin()
+    host.run()
+    kept = [p for p in host.core.rebuilder.waiting if p.kept_on is not None]
+    assert kept
+    assert host.engine.host.pool.num_held == sum(len(place.kept) for place in kept)
+    [gone] = [p for p in programs if p.guest.program_id == kept[0].program.id]
+    host.end(gone.guest, failed=True)
+    assert host.engine.host.pool.num_held == sum(len(place.kept) for place in kept[1:])
+    host.join("e0", replace(OPTIONS, num_pages=200))  # the engine's successor: it has nothing of the first
+    rest = [p for p in programs if p is not gone]
+    roomy, expected = wave(6, pages=600)
+    finish(roomy, expected)
+    for _ in range(400):
+        host.run()
+        host.clock.advance(0.06)
+        if not [p for p in rest if p.go_on()]:
+            break
+    alone = {p.guest.program_id: p.guest.tokens() for p in expected}
+    assert all(p.guest.tokens() == alone[p.guest.program_id] for p in rest)
