@@ -36,6 +36,8 @@ class RuntimeFrame(_message.Message):
     STORED_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
     JOURNALS_FIELD_NUMBER: _builtins.int
+    HISTORIES_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
     """more of this turn follows: control waits for it if another step would cost more"""
     number: _builtins.int
@@ -62,6 +64,14 @@ class RuntimeFrame(_message.Message):
     def stored(self) -> Global___Stored:
         """what became stored in journals"""
 
+    @_builtins.property
+    def histories(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistoryPart]:
+        """of announced programs, before any command of theirs"""
+
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInfo]:
+        """before `histories`: the models, as the programs' commands number them"""
+
     def __init__(
         self,
         *,
@@ -76,14 +86,79 @@ class RuntimeFrame(_message.Message):
         stored: Global___Stored | None = ...,
         stopping: _builtins.bool = ...,
         journals: _builtins.str = ...,
+        histories: _abc.Iterable[Global___HistoryPart] | None = ...,
+        models: _abc.Iterable[Global___ModelInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "hello", b"hello", "stored", b"stored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "commands", b"commands", "ends", b"ends", "hello", b"hello", "journals", b"journals", "kept", b"kept", "more", b"more", "number", b"number", "starts", b"starts", "stopping", b"stopping", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "commands", b"commands", "ends", b"ends", "hello", b"hello", "histories", b"histories", "journals", b"journals", "kept", b"kept", "models", b"models", "more", b"more", "number", b"number", "starts", b"starts", "stopping", b"stopping", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RuntimeFrame: _TypeAlias = RuntimeFrame  # noqa: Y015
+
+@_typing.final
+class HistoryPart(_message.Message):
+    """What a runtime remembers of a program that runs, of which another control makes the program's state again. A history
+    that is too long for one frame comes in parts.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
+    data: _builtins.bytes
+    """a part of a ProgramHistory"""
+    more: _builtins.bool
+    """another part follows"""
+    def __init__(
+        self,
+        *,
+        handle: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "handle", b"handle", "more", b"more"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HistoryPart: _TypeAlias = HistoryPart  # noqa: Y015
+
+@_typing.final
+class ProgramHistory(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMANDS_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    TOLD_FIELD_NUMBER: _builtins.int
+    commands: _builtins.bytes
+    """chunks: of each the bytes of its records and of its payload (u32), then both"""
+    answers: _builtins.bytes
+    """as `commands`: control's records to the program"""
+    lost: _builtins.str
+    """why the history doesn't say enough; "" if it does"""
+    told: _builtins.int
+    """how many records control has sent to the program"""
+    def __init__(
+        self,
+        *,
+        commands: _builtins.bytes = ...,
+        answers: _builtins.bytes = ...,
+        lost: _builtins.str = ...,
+        told: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "commands", b"commands", "lost", b"lost", "told", b"told"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProgramHistory: _TypeAlias = ProgramHistory  # noqa: Y015
 
 @_typing.final
 class Stored(_message.Message):
@@ -243,6 +318,7 @@ class ProgramStart(_message.Message):
     HEARD_FIELD_NUMBER: _builtins.int
     ADOPTS_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """chosen by the runtime, unique on this stream"""
     program_id: _builtins.str
@@ -268,6 +344,8 @@ class ProgramStart(_message.Message):
     """with running: how many of control's records to the program the runtime has in its journal"""
     adopts: _builtins.bool
     """answers a TakeOver: the program begins again from its journal, as `handle`"""
+    history: _builtins.bool
+    """in Hello: the program's history follows; `lost_state` is for a control that reads none"""
     @_builtins.property
     def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -294,10 +372,11 @@ class ProgramStart(_message.Message):
         heard: _builtins.int = ...,
         adopts: _builtins.bool = ...,
         lost: _common_pb2.Error | None = ...,
+        history: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "command_limit", b"command_limit", "durable", b"durable", "epoch", b"epoch", "handle", b"handle", "heard", b"heard", "idempotency_key", b"idempotency_key", "lost", b"lost", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "pool", b"pool", "program_id", b"program_id", "running", b"running", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "command_limit", b"command_limit", "durable", b"durable", "epoch", b"epoch", "handle", b"handle", "heard", b"heard", "history", b"history", "idempotency_key", b"idempotency_key", "lost", b"lost", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "pool", b"pool", "program_id", b"program_id", "running", b"running", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

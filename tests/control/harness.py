@@ -207,7 +207,7 @@ class Host:
     def _begin(self, models: Sequence[ServedModel] = ()) -> None:
         self.core = Core(ControlSettings(**self._settings), self.clock, strict=True)
         for model in models:
-            self.core.models.expect(model.index, model.spec, model.owner)
+            self.core.models.expect(model.spec, model.owner)
         self.clock.advance(RETURN_S)  # control is no longer new
         live = [g for g in self.guests.values() if g.started is None and g.killed is None and g.settled is None]
         starts = [StartRequest(g.handle, g.program_id, running=True, history=bool(g.sent)) for g in live]
@@ -224,7 +224,8 @@ class Host:
             self.engines.append((joined, fake))
         for guest in self.guests.values():
             if guest.sent and guest.handle in self.session.programs:
-                Restorer(self.core).on_history(self.session, guest.handle, guest.history(), guest.told())
+                program = self.session.programs[guest.handle]
+                Restorer(self.core).restore(program, guest.history(), guest.told())
         self.collect()
 
     def join(self, engine_id: str, options: FakeOptions | None = None, *, old: bool = False) -> EngineState:

@@ -163,6 +163,9 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
                 existing = self.known_keys.get(start.idempotency_key, "") if start.idempotency_key else ""
                 error = error_to_proto(self.refuse)
                 reply.started.add(handle=start.handle, error=error, existing_program_id=existing)
+        for part in got.histories:
+            self.submitted.setdefault(part.handle, []).append(())
+            self._answer(_unanswered(part), reply)
         if got.HasField("commands"):
             self._answer(got.commands, reply)
         for end in got.ends:
@@ -192,6 +195,31 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
             reply.deliveries.handles = packed.handles
             reply.deliveries.records = packed.records
             reply.deliveries.payload = packed.payload
+
+
+def _unanswered(part: control_pb2.HistoryPart) -> control_pb2.Commands:
+    """Return the commands of a short history that it has no answers to."""
+    history = control_pb2.ProgramHistory.FromString(part.data)
+    answered = {row[2] for row, _ in _rows(history.answers)}
+    records, payload = b"", b""
+    handles = []
+    for row, own in _rows(history.commands):
+        if row[2] not in answered:
+            handles.append(part.handle)
+            records += RECORD_STRUCT.pack(*row[:7], len(payload), len(own))
+            payload += own
+    return control_pb2.Commands(handles=np.array(handles, "<u4").tobytes(), records=records, payload=payload)
+
+
+def _rows(chunks: bytes) -> list[tuple[tuple[int, ...], bytes]]:
+    found, at = [], 0
+    while at < len(chunks):
+        of_records, of_payload = np.frombuffer(chunks[at : at + 8], "<u4").tolist()
+        payload = chunks[at + 8 + of_records : at + 8 + of_records + of_payload]
+        rows = RECORD_STRUCT.iter_unpack(chunks[at + 8 : at + 8 + of_records])
+        found += [(row, payload[row[7] : row[7] + row[8]]) for row in rows]
+        at += 8 + of_records + of_payload
+    return found
 
 
 async def serve_control(control: FakeControl, address: str) -> grpc.aio.Server:

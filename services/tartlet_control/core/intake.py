@@ -134,7 +134,7 @@ class CommandIntake:
             raise ResourceInUse(kind="queue", id=record.queue)
         if len(program.queues) >= MAX_QUEUES:
             raise ResourceQuotaExceeded(held=len(program.queues), kind="queues", asked=1, limit=MAX_QUEUES)
-        self._new_queue(program, record.queue, record.a)
+        self._new_queue(program, record.queue, program.session.models.ours(record.a))
         self._answer(program, record)
 
     def _set_priority(self, program: ProgramState, queue: CommandQueue | None, record: Record, _: memoryview) -> None:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from google.protobuf.message import DecodeError
 
 from tartlet_common.abi import Op, Record
+from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import ControlLost
 from tartlet_control.calls.tables import Share
 from tartlet_control.core.core import Core
 from tartlet_control.rebuild.fold import Folded, fold
-from tartlet_control.rebuild.histories import Sent
+from tartlet_control.rebuild.histories import Sent, unpack
+from tartlet_control.tables.answers import Answer
 from tartlet_control.tables.outbox import FAILURE
 from tartlet_control.tables.page_tables import PageTable
 from tartlet_control.tables.programs import Place, ProgramState, Recovery, RuntimeSession
+from tartlet_protos import control_pb2
+
+MAX_HISTORY_BYTES: Final = 64 << 20
+"""Bytes of a program's history, of which control makes its state again."""
 
 
 class Restorer:
@@ -25,19 +35,68 @@ class Restorer:
         self._lifecycle = core.lifecycle
         self._intake = core.intake
         self._rebuilder = core.rebuilder
+        self._parts: dict[tuple[RuntimeSession, int], list[bytes]] = {}
 
-    def on_history(
-        self, session: RuntimeSession, handle: int, commands: Iterable[Sent], answers: Iterable[Sent]
-    ) -> None:
-        """Take what a runtime remembers of a program that it has announced: all that it sent and was told, in order."""
+    def on_models(self, session: RuntimeSession, models: Iterable[tuple[int, EngineSpec, str | None]]) -> None:
+        """Take the models as a runtime's programs number them: number, spec and owner.
+
+        Raises:
+            Overloaded: there are too many.
+        """
+        for number, spec, owner in models:
+            session.models.note(theirs=number, ours=self._models.expect(spec, owner).index)
+
+    def on_part(self, session: RuntimeSession, handle: int, data: bytes, *, more: bool) -> None:
+        """Take a part of what a runtime remembers of a program that it has announced."""
         program = session.programs.get(handle)
-        if program is not None and program.live and not program.commands:
-            self._restore(program, commands, answers, self._core.clock.now())
+        if program is None or not program.live or program.commands:
+            self._parts.pop((session, handle), None)
+            return
+        parts = self._parts.setdefault((session, handle), [])
+        parts.append(data)
+        if sum(map(len, parts)) > MAX_HISTORY_BYTES:
+            del self._parts[session, handle]
+            self._lifecycle.kill(program, ControlLost(why=f"its history is longer than {MAX_HISTORY_BYTES} bytes"))
+        elif not more:
+            del self._parts[session, handle]
+            self._read(program, b"".join(parts))
 
-    def _restore(self, program: ProgramState, commands: Iterable[Sent], answers: Iterable[Sent], now: float) -> None:
-        """Let a program go on from where its history ends. If it can't, it ends in ControlLost."""
+    def _read(self, program: ProgramState, data: bytes) -> None:
         try:
-            folded = fold(program, commands, answers, self._models.at, now=now)
+            history = control_pb2.ProgramHistory.FromString(data)
+        except DecodeError:
+            self._lifecycle.kill(program, ControlLost(why="its history can't be read"))
+            return
+        if history.lost:
+            self._lifecycle.kill(program, ControlLost(why=history.lost))
+        else:
+            answers = list(unpack(history.answers))
+            self._keep_unstored(program, answers, history.told)
+            self.restore(program, unpack(history.commands), answers)
+
+    @staticmethod
+    def _keep_unstored(program: ProgramState, answers: list[Sent], told: int) -> None:
+        """Keep the records that the program was told and that its journal hasn't, which are the last ones."""
+        kept = program.answers
+        if kept is None or told <= kept.stored:
+            return
+        for record, payload in answers[kept.stored - told :]:
+            event, flags, ticket, queue, a, b, c, _, _ = record
+            kept.add(Answer(event, flags, ticket, queue, a, b, c, bytes(payload)))
+
+    def forget(self, session: RuntimeSession) -> None:
+        """Forget the parts that a runtime has sent, because its stream has ended."""
+        for key in [key for key in self._parts if key[0] is session]:
+            del self._parts[key]
+
+    def restore(self, program: ProgramState, commands: Iterable[Sent], answers: Iterable[Sent]) -> None:
+        """Let a program go on from where its history ends. If it can't, it ends in ControlLost."""
+        now = self._core.clock.now()
+        numbers = program.session.models
+        try:
+            if program.default_model is None:
+                program.default_model = self._models.named(program.asked_model, program.reach)
+            folded = fold(program, commands, answers, lambda number: self._models.at(numbers.ours(number)), now=now)
         except TartletError as e:
             self._lifecycle.kill(program, ControlLost(why=f"its history makes no sense: {e}"))
             return
@@ -73,7 +132,9 @@ class Restorer:
         program.in_flight += sum(c.outcome is None for c in place.log if type(c) is not Share)
         for number, line in book.tables.items():
             place.tables[number] = PageTable(line.queue_id)
-        self._rebuilder.take_back(place, Recovery(place.model.spec, ControlLost(why="no engine has come"), now))
+        self._rebuilder.take_back(
+            place, Recovery(_any_size(place.model.spec), ControlLost(why="no engine has come"), now)
+        )
 
     @staticmethod
     def _answer(program: ProgramState, folded: Folded) -> None:
@@ -85,3 +146,8 @@ class Restorer:
                 out.fail(handle, owed.ticket, owed.queue, owed.error, answers=True)
             else:
                 out.deliver(handle, owed.event, owed.awaited, owed.ticket, owed.queue, owed.a)
+
+
+def _any_size(spec: EngineSpec) -> EngineSpec:
+    """Return a spec without pools: runtimes know how much all engines have, not how much the program's engine had."""
+    return replace(spec, num_pages=1, num_embeds=1, num_slots=1)

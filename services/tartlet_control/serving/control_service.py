@@ -28,11 +28,13 @@ from tartlet_common.rpc.frame_streams import FrameListener
 from tartlet_common.rpc.link_stream import LinkStream
 from tartlet_common.rpc.pairing import check_resumption, version_of
 from tartlet_common.rpc.tenancy import scope_of
+from tartlet_control.recovery.restorer import Restorer
 from tartlet_control.serving import greeting
 from tartlet_control.serving.catalogue import Catalogue
 from tartlet_control.serving.core_loop import CoreLoop, RuntimeLink
 from tartlet_control.serving.ends import in_place_of
 from tartlet_control.serving.frames import frames_of, kept, start_request
+from tartlet_control.serving.specs import known_model
 from tartlet_control.serving.state import engines_of, state_of
 from tartlet_control.serving.tokenizers import Tokenizers
 from tartlet_control.tables.programs import RuntimeSession
@@ -57,6 +59,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     def __init__(self, loop: CoreLoop, tokenizers: Tokenizers, catalogue: Catalogue, sockets: FrameListener) -> None:
         self._loop = loop
         self._core = loop.core
+        self._restorer = Restorer(loop.core)
         self._tokenizers = tokenizers
         self._catalogue = catalogue
         self._sockets = sockets
@@ -101,6 +104,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         except ConnectionError as e:
             log.info("runtime %s: %s", link.session.runtime_id, e)
         finally:
+            self._restorer.forget(link.session)
             self._loop.close_runtime(link)
 
     async def _serve(self, link: RuntimeLink, hello: Any, stream: LinkStream) -> None:
@@ -193,6 +197,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
             core.on_journals(session, frame.journals)
         for start in frame.starts:
             core.on_start(session, start_request(start))
+        if frame.models:
+            self._restorer.on_models(session, map(known_model, frame.models))
+            session.outbox.notices.models_changed = True
+        for part in frame.histories:
+            self._restorer.on_part(session, part.handle, part.data, more=part.more)
         if frame.HasField("commands"):
             columns = frame.commands
             core.on_commands(session, columns.handles, columns.records, columns.payload)
@@ -224,7 +233,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     def _send(self, link: RuntimeLink) -> None:
         try:
-            for frame in frames_of(self._core, *link.session.outbox.take()):
+            chunks, notices = link.session.outbox.take()
+            for frame in frames_of(self._core, chunks, notices, link.session.models):
                 link.link.send(frame)
         except BaseException:
             link.link.give_up()  # what was taken is lost

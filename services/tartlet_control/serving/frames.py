@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
 from tartlet_control.core.core import Core
 from tartlet_control.core.lifecycle import Kept, StartRequest
 from tartlet_control.serving.ends import BESIDE_BYTES, add_ends
-from tartlet_control.tables.models import ServedModel
+from tartlet_control.serving.specs import model_info
+from tartlet_control.tables.numbering import Numbering
 from tartlet_control.tables.outbox import Chunk, Notices
 from tartlet_protos import control_pb2
-
-log = logging.getLogger("tartlet.control")
 
 _STARTS_BYTES: Final = 2 << 20
 _TAKEOVERS: Final = 1024  # of one frame
 
 
-def frames_of(core: Core, chunks: list[Chunk], notices: Notices) -> list[control_pb2.ControlFrame]:
+def frames_of(core: Core, chunks: list[Chunk], notices: Notices, numbers: Numbering) -> list[control_pb2.ControlFrame]:
     """Return what waits for a runtime in as few frames as fit."""
     idle = core.idle
     frames = []
@@ -31,7 +29,7 @@ def frames_of(core: Core, chunks: list[Chunk], notices: Notices) -> list[control
         frames.append(frame)
     if notices:
         # Starts go first: nothing may be delivered to a program before it has started.
-        started = _starts(core, notices)
+        started = _starts(core, notices, numbers)
         if frames and len(started) == 1 and started[0].ByteSize() < BESIDE_BYTES:
             frames[0].MergeFrom(started.pop())
         frames = started + frames
@@ -41,11 +39,11 @@ def frames_of(core: Core, chunks: list[Chunk], notices: Notices) -> list[control
     return frames
 
 
-def _starts(core: Core, notices: Notices) -> list[control_pb2.ControlFrame]:
+def _starts(core: Core, notices: Notices, numbers: Numbering) -> list[control_pb2.ControlFrame]:
     """Return models and starts in as few frames as fit."""
     frames = []
     if notices.models_changed:
-        models = [info for m in core.models if (info := _model_info(m)) is not None]
+        models = [info for m in core.models if (info := model_info(m, numbers)) is not None]
         frames.append(control_pb2.ControlFrame(models_changed=True, models=models))
     replies = [
         control_pb2.StartReply(handle=h, error=error_to_proto(e), existing_program_id=existing)
@@ -79,6 +77,7 @@ def start_request(start: control_pb2.ProgramStart) -> StartRequest:
         name=start.name,
         trace=tuple(start.trace.items()),
         lost_state=start.lost_state,
+        history=start.history,
         running=start.running,
         durable=start.durable,
         epoch=start.epoch,
@@ -86,15 +85,6 @@ def start_request(start: control_pb2.ProgramStart) -> StartRequest:
         adopts=start.adopts,
         lost=error_from_proto(start.lost),
     )
-
-
-def _model_info(model: ServedModel) -> control_pb2.ModelInfo | None:
-    """Return what runtimes are told of a model; None for one that no message can carry, which costs that one alone."""
-    try:
-        return control_pb2.ModelInfo(**model.info())
-    except (TypeError, ValueError):
-        log.exception("runtimes aren't told of model %d", model.index)
-        return None
 
 
 def kept(program: control_pb2.KeptProgram) -> Kept:

@@ -1,14 +1,20 @@
-"""Reads the spec in a worker's Hello, and checks it: the spec comes from another process."""
+"""Reads the specs in Hellos, which are checked because they come from other processes, and tells runtimes of them."""
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import MISSING, fields
 from typing import Any, Final
 
 from tartlet_common.engine import defaults
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import InvalidArgument
+from tartlet_control.tables.models import ServedModel
+from tartlet_control.tables.numbering import Numbering
+from tartlet_protos import control_pb2
+
+log = logging.getLogger("tartlet.control")
 
 _SPEC_FIELDS: Final = {f.name: f for f in fields(EngineSpec)}
 _REQUIRED: Final = {n for n, f in _SPEC_FIELDS.items() if f.default is MISSING and f.default_factory is MISSING}
@@ -116,3 +122,17 @@ def _impossible(name: str, value: Any, why: str) -> InvalidArgument:
 
 def _shown(value: Any) -> str:
     return ascii(value)[:_SHOWN_CHARS]
+
+
+def known_model(info: control_pb2.ModelInfo) -> tuple[int, EngineSpec, str | None]:
+    """Return the number, the spec and the owner of a model that a runtime knows."""
+    return info.index, spec_from_json(info.spec_json), info.owner if info.owned else None
+
+
+def model_info(model: ServedModel, numbers: Numbering) -> control_pb2.ModelInfo | None:
+    """Return what runtimes are told of a model; None for one that no message can carry, which costs that one alone."""
+    try:
+        return control_pb2.ModelInfo(**model.info() | {"index": numbers.theirs(model.index)})
+    except (TypeError, ValueError):
+        log.exception("runtimes aren't told of model %d", model.index)
+        return None

@@ -174,12 +174,23 @@ class Models:
         forms.append(model)
         return model
 
-    def expect(self, index: int, spec: EngineSpec, owner: str | None) -> None:
-        """Keep a number for a model whose engines are on their way, as the control before this one numbered it."""
-        if index == len(self._list):
-            forms = self._forms.setdefault((owner, spec.model), [])
-            self._list.append(ServedModel(index, spec, owner, forms))
-            forms.append(self._list[-1])
+    def expect(self, spec: EngineSpec, owner: str | None) -> ServedModel:
+        """Return a model that a control before this one knew. Its engines may be on their way.
+
+        Raises:
+            Overloaded: the specs of all models would no longer fit a message.
+        """
+        forms = self._forms.get((owner, spec.model), [])
+        known = next((form for form in forms if not form.differs(spec)), None)
+        if known is not None:
+            return known
+        if sum(m.spec_bytes for m in self._list) + _spec_bytes(spec) > MODELS_BYTES:
+            raise Overloaded(what="bytes of specs in control's list of models", limit=MODELS_BYTES)
+        forms = self._forms.setdefault((owner, spec.model), forms)
+        model = ServedModel(len(self._list), spec, owner, forms)
+        self._list.append(model)
+        forms.append(model)
+        return model
 
     def stands_by(self, model: ServedModel) -> bool:
         """Return whether programs get another form of the model."""

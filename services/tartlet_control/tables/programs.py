@@ -23,6 +23,7 @@ from tartlet_control.tables.grammars import Grammar
 from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.lineage import Book
 from tartlet_control.tables.models import ServedModel
+from tartlet_control.tables.numbering import Numbering
 from tartlet_control.tables.outbox import Outbox
 from tartlet_control.tables.page_tables import PageTable
 
@@ -291,8 +292,8 @@ class RuntimeSession:
     """
 
     __slots__ = (
-        "address", "gone_since", "held", "incarnation", "journals", "link", "outbox", "programs", "runtime_id",
-        "stopping",
+        "address", "gone_since", "held", "incarnation", "journals", "link", "models", "outbox", "programs",
+        "runtime_id", "stopping",
     )  # fmt: skip
 
     def __init__(self, runtime_id: str, incarnation: str, address: str) -> None:
@@ -301,6 +302,7 @@ class RuntimeSession:
         self.address = address
         self.programs: dict[int, ProgramState] = {}
         self.outbox = Outbox()
+        self.models = Numbering()
         self.journals = ""
         """The name of its store of journals: runtimes with the same store can take its programs over."""
         self.stopping = False

@@ -119,6 +119,7 @@ class ModelTable:
         self._trials = Trials(blob_dir, ledger) if has_tenants else None
         self._fetch = fetch
         self._spawn = spawn
+        self._announced: list[control_pb2.ModelInfo] = []
         self._by_index: dict[int, ServedModel] = {}  # as control orders them: of one name's forms, the one to use first
         self._seen: dict[Reach, list[ServedModel]] = {}  # what programs of a reach see, since the last change
         self._info: dict[int, bytes] = {}
@@ -129,7 +130,8 @@ class ModelTable:
     def update(self, infos: Iterable[control_pb2.ModelInfo]) -> None:
         """Take over the whole list from control, and start to fetch tokenizers it names."""
         models: dict[int, ServedModel] = {}
-        for info in infos:
+        self._announced = list(infos)
+        for info in self._announced:
             try:
                 models[info.index] = model_from_proto(info)
             except (ValueError, TypeError) as e:
@@ -146,6 +148,10 @@ class ModelTable:
     def close(self) -> None:
         """End the processes of tokenizers."""
         self._drop(list(self._tokenizers))
+
+    def announced(self) -> list[control_pb2.ModelInfo]:
+        """Return control's last list."""
+        return self._announced
 
     def seen_by(self, reach: Reach) -> list[ServedModel]:
         """Return the models that a program sees, the default one first, in control's order (`Models.seen_by`)."""

@@ -1,9 +1,8 @@
 """The one stream to control: a turn's commands of all programs go up as one frame, results come down as one.
 
 Reconnects for ever, with backoff. After a break the link with control continues, so that no frame is lost and none is
-applied twice. If control has given this runtime up or is a new one, programs whose commands were sent end in
-ControlLost (their pages went with the link). The others go on, are announced in the next Hello, and their commands wait
-for it.
+applied twice. If control has given this runtime up or is a new one, the next Hello announces the programs. Their
+histories follow, of which control makes their state again.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tartlet_common.clock import Clock, SystemClock
@@ -21,10 +20,12 @@ from tartlet_common.rpc.frame_streams import Joiner
 from tartlet_common.rpc.link_stream import LinkStream
 from tartlet_common.rpc.pairing import Dialling
 from tartlet_protos import control_pb2
+from tartlet_runtime.link.announcing import Announcement, how_many_fit
 from tartlet_runtime.link.beside import Beside
 from tartlet_runtime.link.control_calls import ControlCalls
 from tartlet_runtime.link.frames import Outbox
 from tartlet_runtime.link.incoming import Programs, take
+from tartlet_runtime.link.orphans import awaits_settlement, control_lost
 from tartlet_runtime.link.undelivered import in_place_of
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.program.program import Program
@@ -34,8 +35,6 @@ log = logging.getLogger(__name__)
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 HELLO_TIMEOUT_S = 5.0
 BEAT_EVERY_S = 0.25
-_STARTS_BYTES = 2 << 20  # of one frame, well below the message limit
-_KEPT_BYTES = 1 << 20  # beside them
 _STARTS_BESIDE_COMMANDS = 16  # so that a full frame of commands stays below the message limit, as with
 _BESIDE_COMMANDS_BYTES = 16 << 10  # so many bytes of them
 _ENDS_A_FRAME = 1024  # for the same reason
@@ -81,6 +80,7 @@ class ControlLink(ControlCalls):
 
     def commands(self, program: Program, count: int, records: bytes, payload: bytes) -> None:
         """Queue a program's records for the end of this turn."""
+        program.history.sent(records, payload)
         self._outbox.add(program.handle, count, records, payload)
         self._unsent[program.handle] = program
         self._driver.schedule()
@@ -88,6 +88,8 @@ class ControlLink(ControlCalls):
     def ended(self, program: Program, *, failed: bool) -> bool:
         """Tell control that a program has ended. Returns whether the program must wait for control's answer."""
         if not self.connected and not self._peer.resumes:
+            if awaits_settlement(program):
+                return True  # the next control is told of the end
             self._forget(program)
             return False
         end = control_pb2.ProgramEnd(handle=program.handle, failed=failed, withdrawn=not program.accepted)
@@ -223,7 +225,10 @@ class ControlLink(ControlCalls):
         hello.frame_socket = self._joiner.wanted
         self._peer.fill(hello)
         hello.journals = self._beside.named = self.programs.journals
-        running, later = ([], []) if self._peer.resumes else self._announce(hello)
+        announced = None
+        if not self._peer.resumes:
+            self._starts = []  # what waits to start is asked for again
+            announced = Announcement(self.programs, hello)
         await call.write(control_pb2.RuntimeFrame(hello=hello))
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             frame = await call.read()
@@ -231,7 +236,8 @@ class ControlLink(ControlCalls):
             raise Unavailable(what="control", detail="it closed the stream")
         resumed = self._peer.answered(frame.hello)
         if not resumed:
-            self._begin(running, later)
+            assert announced is not None
+            self._begin(announced)
         self.connected = True
         self._away_since = None
         self.on_connected()
@@ -240,33 +246,16 @@ class ControlLink(ControlCalls):
         self._take(frame)
         return frame.hello
 
-    def _announce(
-        self, hello: control_pb2.RuntimeHello
-    ) -> tuple[list[control_pb2.ProgramStart], list[control_pb2.RuntimeFrame]]:
-        """Put the programs into a Hello. Returns those that run, and frames for the kept ones that don't fit."""
-        self._starts = []
-        later = []
-        kept = self.programs.kept()
-        fit = how_many_fit(kept, _KEPT_BYTES)
-        hello.kept.extend(kept[:fit])
-        while kept := kept[fit:]:
-            fit = how_many_fit(kept, _KEPT_BYTES)
-            later.append(control_pb2.RuntimeFrame(kept=kept[:fit]))
-        running = self.programs.control_back()
-        fit = how_many_fit(running)
-        hello.programs.extend(running[:fit])
-        self._starts = running[fit:] + self._starts  # these have no engine state, so a start says as much as Hello
-        return running, later
-
-    def _begin(self, running: list[control_pb2.ProgramStart], later: list[control_pb2.RuntimeFrame]) -> None:
-        """Begin a new link: send what Hello had no room for, and the ends of programs since Hello was made."""
+    def _begin(self, announced: Announcement) -> None:
+        """Begin a new link: send what Hello had no room for, and what control needs to take programs over."""
         assert self._peer.link is not None
-        for frame in later:
+        for frame in announced.frames():
             self._peer.link.send(frame)
-        get = self.programs.get
-        gone = [start.handle for start in running if get(start.handle) is None]
-        self._ends += [control_pb2.ProgramEnd(handle=handle, failed=True) for handle in gone]
-        self._starts = [start for start in self._starts if get(start.handle) is not None]
+        for program in announced.remembered():  # their histories have what was not sent, too
+            self._forget(program)
+            program.has_engine_state, program.unsent_commands = True, 0
+        self._ends = announced.ends()
+        self._starts = [start for start in self._starts if self.programs.get(start.handle) is not None]
 
     async def _serve(self, stream: Any, applied: int, tasks: asyncio.TaskGroup) -> None:
         """Read and write, behind the frame that control has applied, until the stream ends."""
@@ -313,7 +302,7 @@ class ControlLink(ControlCalls):
             raise Unavailable(what="control", detail=f"a frame that can't be used: {e!r}") from e
 
     def _disconnected(self) -> None:
-        """Note the end of the stream. Without a link that can continue, programs on engines have lost their state."""
+        """Note the end of the stream. If the link can't continue, the next one begins with programs' histories."""
         self._peer.disconnected()
         now = self._clock.now()
         if self._away_since is None:
@@ -328,23 +317,11 @@ class ControlLink(ControlCalls):
         self._held = False
         self._ends = []  # a new Hello announces only who still runs
         for program in list(self.programs.live()):
-            program.control_lost()
+            control_lost(program)
 
     def _forget(self, program: Program) -> None:
         if self._unsent.pop(program.handle, None) is not None:
             self._outbox.forget(program.handle)
-
-
-def how_many_fit(
-    items: Sequence[control_pb2.ProgramStart] | Sequence[control_pb2.KeptProgram], limit: int = _STARTS_BYTES
-) -> int:
-    """Return how many of the first ones one message carries."""
-    size = 0
-    for count, item in enumerate(items):
-        size += item.ByteSize() + 8
-        if size > limit:
-            return max(1, count)
-    return len(items)
 
 
 async def _watch(frames: LinkStream) -> None:

@@ -34,6 +34,9 @@ class Programs(Protocol):
     def models_changed(self, models: Iterable[control_pb2.ModelInfo]) -> None:
         """Take over control's list of models."""
 
+    def models(self) -> list[control_pb2.ModelInfo]:
+        """Return control's last list of models."""
+
     def take_over(self, program_id: str, epoch: int) -> None:
         """Become the owner of a program of another runtime, and begin it again."""
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from tartlet_common.errors.registry import TartletError
 from tartlet_protos import control_pb2
+from tartlet_runtime.link.orphans import control_lost
 from tartlet_runtime.program.program import Program
 
 
@@ -28,5 +29,5 @@ def in_place_of(
     for handle in starts:
         program = get(handle)
         if program is not None:  # it waits for its settlement
-            program.control_lost()
+            control_lost(program)
     return control_pb2.RuntimeFrame(ends=frame.ends, kept=frame.kept, more=frame.more)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tartlet_common.clock import Clock
 from tartlet_common.errors.registry import TartletError
 from tartlet_runtime.abi.guest import Guest
+from tartlet_runtime.abi.history import History
 from tartlet_runtime.program.recorder import Recorder
 from tartlet_runtime.program.spans import ProgramSpan
 from tartlet_runtime.program.spec import ProgramSpec, State
@@ -32,6 +33,8 @@ class ProgramFacts:
         self.made_s = clock.now()
         self.recovered_s = 0.0  # for which it stood still because an earlier runtime was gone
         self.has_engine_state = False  # some of its commands were sent to control
+        self.history = History()
+        self.departed = False  # control was told of its end
         self.queued = False  # in the driver's deque
         self.recorder: Recorder | None = None  # None: not durable
         self.accepted = False  # the client was told that it runs

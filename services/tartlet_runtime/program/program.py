@@ -15,7 +15,6 @@ from functools import partial
 
 from tartlet_common.abi import Record
 from tartlet_common.errors.registry import (
-    ControlLost,
     DeadlineExceeded,
     FrameTooLarge,
     InternalError,
@@ -71,7 +70,7 @@ class Program(ProgramFacts):
         self.usage = UsageMeter(world.clock.now())
         self.wait = GuestWait(world.driver.loop)
         self.deferred = Deferred()
-        self._answered = self._departed = False  # by control; control was told of its end
+        self._answered = False  # by control
         self._world = world
         self._make_guest = make_guest
         self._result = ""
@@ -97,7 +96,7 @@ class Program(ProgramFacts):
                 self._world.on_accepted(self)
         if error is not None or existing_program_id:
             self.tell_starters(error, existing_program_id)
-            self._finish(error)
+            self.finish(error)
             return
         self._world.driver.begin(self)
 
@@ -137,13 +136,13 @@ class Program(ProgramFacts):
         self.output.cut()
         self.tell_starters(error, "")
         if isinstance(error, Superseded):  # another copy lives: nobody is told of an end, and no journal
-            self._departed = True
+            self.departed = True
             assert self.recorder is not None
             self.recorder.is_broken = True
             self.end(error)
-            self._finish(error)
+            self.finish(error)
             return
-        if self.state is State.ENDING and not self._departed:
+        if self.state is State.ENDING and not self.departed:
             self.error = error
             self._depart()
         self.end(error)
@@ -172,27 +171,20 @@ class Program(ProgramFacts):
         self._leave(self._depart)
 
     def _depart(self) -> None:
-        if self._departed:
+        if self.departed:
             return
-        self._departed = True
+        self.departed = True
         if not self._world.link.ended(self, failed=self.error is not None):
-            self._finish(self.error)
+            self.finish(self.error)
 
     def settled(self, settled: control_pb2.ProgramSettled) -> None:
         """Finish, since control has freed what the program held. A queue left poisoned makes the program fail."""
-        if self.state is State.ENDING and self._departed:
+        if self.state is State.ENDING and self.departed:
             self.usage.settled(settled)
-            self._finish(self.error or error_from_proto(settled.poisoned))
+            self.finish(self.error or error_from_proto(settled.poisoned))
 
-    def control_lost(self) -> None:
-        """End the program if it had anything on engines, because the stream to control broke."""
-        if self.state is State.ENDING:
-            if self._departed:
-                self._finish(self.error)
-        elif self.has_engine_state:
-            self.end(ControlLost())
-
-    def _finish(self, error: TartletError | None) -> None:
+    def finish(self, error: TartletError | None) -> None:
+        """End at last: control has freed what the program held, or nobody will say so."""
         self.state = State.ENDED
         self.error = error
         now = self._world.clock.now()
@@ -200,6 +192,7 @@ class Program(ProgramFacts):
         data = self._result.encode("utf-8", "replace") if error is None else b""
         self.output.close(LogEvent(_Event.ENDED, data, error is None, error, self.usage.to_proto(now)))
         self.inbox.close()
+        self.history.close()
         self._backlog.clear()
         spec = self.spec
         if len(spec.source) + sum(map(len, spec.args)) > _SPEC_KEPT_BYTES:
@@ -296,6 +289,7 @@ class Program(ProgramFacts):
 
     def intake(self, count: int, records: bytes, payload: bytes) -> None:
         """Take records from control for the guest's next wait."""
+        self.history.told(records, payload)
         if self.state is State.RUNNING:
             self.usage.delivered(records, self._world.clock.now())
             try:

@@ -59,6 +59,7 @@ class RecoveredProgram(Program):
         self.output.begin_again(rerun.read_to)
         self.heard = rerun.heard
         """How many of control's records its journal has."""
+        self.history.begin_again([record.delivery for record in rerun.deliveries], rerun.heard)
         self._rerun = rerun
         self._is_past = True  # the guest doesn't live yet
         self._skip = 0  # commands that control has taken
@@ -97,6 +98,7 @@ class RecoveredProgram(Program):
         if not self._is_past:
             super().intake(count, records, payload)
         elif self.state < State.ENDING:
+            self.history.told(records, payload)
             self._early.append(records)
             try:
                 self.inbox.add(count, records, payload, from_control=True)
@@ -114,6 +116,7 @@ class RecoveredProgram(Program):
         self.usage.submitted(submission)
         known = min(self._skip, submission.count)
         self._skip -= known
+        self.history.sent(submission.records[: known * RECORD_BYTES], submission.payload)
         if submission.count > known:
             self._command(submission.count - known, submission.records[known * RECORD_BYTES :], submission.payload)
         local, received = self._rerun.left_of(submission.local)
@@ -211,13 +214,13 @@ class RecoveredProgram(Program):
     def _depart(self) -> None:
         if self._settlement is None:
             super()._depart()
-        elif not self._departed:
-            self._departed = True
+        elif not self.departed:
+            self.departed = True
             super().settled(self._settlement)
 
     def settled(self, settled: control_pb2.ProgramSettled) -> None:
         """Finish, or remember that control had freed all before this copy of the program began."""
-        if self._departed:
+        if self.departed:
             super().settled(settled)
         else:
             self._settlement = settled

@@ -27,6 +27,7 @@ from tartlet_runtime.guests.native import NativeGuest, NativeServer
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.journal.journals import Journals
 from tartlet_runtime.link.control_link import ControlLink
+from tartlet_runtime.link.orphans import give_up, is_announced
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.program.program import MakeGuest, Program
 from tartlet_runtime.program.recovered import RecoveredProgram
@@ -67,6 +68,7 @@ class ProgramTable:
         self._driver = driver
         self._link = link
         self._models = models
+        self.models_changed, self.models = models.update, models.announced
         self._clock = clock
         self._native = native
         self._wasm = wasm
@@ -324,17 +326,13 @@ class ProgramTable:
         for program in self._live.values():
             if program.awaits_control:
                 self._link.start(start_of(program))
-            elif program.state in (State.STARTING, State.RUNNING):
+            elif is_announced(program):
                 running.append(start_of(program, running=True))
         return running
 
     def kept(self) -> list[control_pb2.KeptProgram]:
         """Return the ended programs whose output is kept, which a new control doesn't know."""
         return self._ended.kept()
-
-    def models_changed(self, models: Iterable[control_pb2.ModelInfo]) -> None:
-        """Take control's list of models."""
-        self._models.update(models)
 
     # ---- ends ----
 
@@ -372,7 +370,7 @@ class ProgramTable:
         for program in list(self._live.values()):
             error = overdue(program, now - program.made_s, away_s)
             if error is not None:
-                program.end(error)
+                give_up(program, error)
 
     @property
     def recoverable(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tartlet_common.errors.registry import TartletError, Unavailable
+from tartlet_common.errors.registry import ControlLost, TartletError, Unavailable
 from tartlet_protos import control_pb2
 from tartlet_runtime.guests.native import NativeGuest
 from tartlet_runtime.program.program import Program
@@ -26,7 +26,7 @@ def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramS
         name=spec.name,
         tenant=spec.tenant,
         idempotency_key=spec.idempotency_key,
-        model=spec.model,
+        model=program.model if running else spec.model,
         pool=spec.pool,
         command_limit=spec.limits.commands_in_flight,
         page_limit=spec.limits.pages,
@@ -36,6 +36,8 @@ def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramS
         epoch=recorder.journal.epoch if durable and recorder is not None else 0,
         heard=recorder.heard if recorder is not None else 0,
         adopts=isinstance(program, RecoveredProgram) and not running,
+        history=running and bool(program.history),
+        lost_state=running and bool(program.history),
     )
 
 
@@ -49,6 +51,8 @@ def overdue(program: Program, age_s: float, away_s: float) -> TartletError | Non
     """
     if program.awaits_control and age_s > START_TIMEOUT_S:
         return Unavailable(what="control", detail=f"it did not answer for {START_TIMEOUT_S} s")
+    if program.history and away_s > CONTROL_GRACE_S:
+        return ControlLost(why=f"control has been away for {away_s:.0f} s")
     if program.unsent_commands and away_s > CONTROL_GRACE_S:
         return Unavailable(what="control", detail=f"it has been away for {away_s:.0f} s")
     guest = program.guest

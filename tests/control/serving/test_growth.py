@@ -26,6 +26,7 @@ from tartlet_control.serving.frames import frames_of
 from tartlet_control.serving.specs import spec_from_json
 from tartlet_control.serving.state import PROGRAMS_SHOWN, state_of
 from tartlet_control.tables.models import Models
+from tartlet_control.tables.numbering import Numbering
 from tartlet_control.tables.outbox import Notices
 from tartlet_control.tables.programs import ProgramState
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
@@ -101,13 +102,13 @@ async def test_many_answers_to_launches_are_cut_into_messages() -> None:
     core = _hub(host).core
     host.session.outbox.deliver(1, 1, 1, 1, 0, payload=bytes(3 << 20))
     chunks, _ = host.session.outbox.take()
-    frames = frames_of(core, chunks, notices)
+    frames = frames_of(core, chunks, notices, Numbering())
     assert max(f.ByteSize() for f in frames) < MAX_MESSAGE_BYTES
     assert [s.handle for f in frames for s in f.started] == list(range(2000))
     assert frames[0].models_changed
     first_delivery = next(i for i, f in enumerate(frames) if f.HasField("deliveries"))
     assert not any(f.started for f in frames[first_delivery + 1 :])
-    few = frames_of(core, chunks, Notices(started=[(1, None, "")], models_changed=True))
+    few = frames_of(core, chunks, Notices(started=[(1, None, "")], models_changed=True), Numbering())
     assert len(few) == 1  # as ever, where there is room
 
 

@@ -27,7 +27,6 @@ from tests.e2e.faults import (
     ends_under_a_stepped_clock,
     full,
     is_error,
-    killed,
     named,
     no_file_grows,
     rows,
@@ -326,7 +325,10 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
 
 @injects("control-killed")
 async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
-    return await killed(server, client, "control")
+    undisturbed = await thought(server, client)
+    found = await thought(server, client, kills=3, role="control")
+    assert isinstance(found, TartletError) or found == undisturbed
+    return found if isinstance(found, TartletError) else None
 
 
 @injects("runtime-killed")

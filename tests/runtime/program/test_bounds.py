@@ -35,6 +35,7 @@ from tartlet_common.rpc.endpoints import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Di
 from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_common.rpc.frame_streams import Joiner
 from tartlet_protos import control_pb2
+from tartlet_runtime.abi.history import History
 from tartlet_runtime.abi.limits import MAX_NAME_BYTES, ProgramLimits, default_limits
 from tartlet_runtime.abi.submission import parse
 from tartlet_runtime.answers.backlog import ROWS_A_TURN
@@ -59,7 +60,7 @@ async def test_what_stands_beside_a_large_submission_does_not_pass_a_message() -
     link.connected, link._writer = True, loop.create_future()
     link._peer.answered(control_pb2.ControlHello(protocol=PROTOCOL_VERSION))
     assert link._peer.link is not None
-    program: Any = SimpleNamespace(handle=1, accepted=True, has_engine_state=True, unsent_commands=0)
+    program: Any = SimpleNamespace(handle=1, accepted=True, has_engine_state=True, unsent_commands=0, history=History())
     longest = 4 * MAX_NAME_BYTES
     texts: dict[str, Any] = dict.fromkeys(("tenant", "idempotency_key", "model"), "x" * MAX_NAME_BYTES)
     starts = [control_pb2.ProgramStart(handle=2**31 + i, name="y" * longest, **texts) for i in range(100)]

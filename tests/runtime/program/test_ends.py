@@ -14,7 +14,6 @@ import pytest
 
 from tartlet_common.abi import Flag, Op
 from tartlet_common.errors.registry import (
-    ControlLost,
     DeadlineExceeded,
     Disconnected,
     DiskFull,
@@ -27,7 +26,7 @@ from tartlet_common.errors.registry import (
 )
 from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
 from tartlet_protos import common_pb2, control_pb2, programs_pb2
-from tartlet_runtime.link.control_link import how_many_fit
+from tartlet_runtime.link.announcing import how_many_fit
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.program.program import Program
 from tests.runtime.bystanders import SAMPLE, ended, launch
@@ -176,14 +175,13 @@ async def test_an_idempotency_key_starts_one_program(run_dir: Path) -> None:
 # ---- control goes away ----
 
 
-async def test_control_lost_ends_who_used_the_engine_and_nobody_else(run_dir: Path) -> None:
+async def test_a_new_control_gets_the_histories_of_those_who_used_the_engine(run_dir: Path) -> None:
     async with running(run_dir) as rig:
         used, guest = await native(rig)
         guest.submit(SAMPLE)
         await guest.wait()
         free, other = await native(rig)
         await rig.stop_control()
-        assert isinstance(await ended(used), ControlLost)
         assert await other.call(Op.GET_ARG) == b"[]"
         other.submit(SAMPLE)  # waits for control
         waiting = asyncio.ensure_future(other.wait())
@@ -193,7 +191,12 @@ async def test_control_lost_ends_who_used_the_engine_and_nobody_else(run_dir: Pa
         await rig.restart_control()
         assert (await waiting).records["a"].tolist() == [1]
         hello = rig.control.frames[0].hello
-        assert free.seen[0].program_id in [p.program_id for p in hello.programs]
+        assert {p.program_id: p.history for p in hello.programs} == {s.seen[0].program_id: True for s in (used, free)}
+        parts = [part for frame in rig.control.frames for part in frame.histories]
+        told = [control_pb2.ProgramHistory.FromString(part.data) for part in parts if not part.more]
+        assert [(bool(h.commands), bool(h.answers)) for h in told] == [(True, True), (True, False)]
+        guest.end()
+        assert await ended(used) is None
         other.end()
         assert await ended(free) is None
         late, last = await early
