@@ -8,7 +8,9 @@
 # BASE         an image with Python 3.11 or later and its venv module.
 # COMPILER     Debian packages of a C compiler, for the runtime's shim; empty: none, and ctypes does its work, more slowly.
 # ACCELERATOR  cpu: the locked torch, which runs everywhere and on Linux brings several GB of CUDA libraries; cuda:
-#              FlashInfer too.
+#              FlashInfer too, with its kernels and Triton's launcher built ahead, so that a worker compiles nothing with
+#              a compiler of the system.
+# CUDA_ARCHITECTURES  for cuda: compute capabilities that FlashInfer's kernels are built for.
 # TORCH_WHEEL  for cpu: a wheel to take instead of the locked torch, such as one without CUDA.
 ARG BASE=python:3.11-slim
 
@@ -56,6 +58,21 @@ RUN case "$ACCELERATOR${TORCH_WHEEL:+ with a wheel}" in \
 COPY models/demo/ /opt/tartlet/models/demo/
 USER 10001:10001
 
+# ---- for CUDA: what would be compiled when a worker starts ------------------------------------------------------------------
+FROM worker-builder AS kernels
+ARG ACCELERATOR=cpu
+ARG CUDA_ARCHITECTURES=9.0a
+USER 0:0
+# the compilers stay behind in this stage
+# hadolint ignore=DL3008
+RUN if [ "$ACCELERATOR" = cuda ]; then \
+        apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ && rm -rf /var/lib/apt/lists/* && \
+        pip install --no-deps --only-binary :all: --require-hashes --target /opt/nvcc -r constraints/image-nvcc.txt && \
+        python -m tartlet_worker.attention.ahead_of_time --compiler /opt/nvcc --launcher /opt/tartlet/triton \
+            --architectures "$CUDA_ARCHITECTURES"; \
+    fi
+USER 10001:10001
+
 # ---- what both images are -------------------------------------------------------------------------------------------------
 FROM ${BASE} AS common
 LABEL org.opencontainers.image.title="Tartlet" org.opencontainers.image.licenses="Apache-2.0"
@@ -66,9 +83,9 @@ USER 10001:10001
 ENTRYPOINT ["tartlet"]
 
 FROM common AS worker
-ENV TARTLET_MODEL=/opt/tartlet/models/demo
-COPY --from=worker-builder /opt/venv /opt/venv
-COPY --from=worker-builder /opt/tartlet /opt/tartlet
+ENV TARTLET_MODEL=/opt/tartlet/models/demo FLASHINFER_DISABLE_JIT=1 TARTLET_TRITON_LAUNCHER=/opt/tartlet/triton
+COPY --from=kernels /opt/venv /opt/venv
+COPY --from=kernels /opt/tartlet /opt/tartlet
 
 # last, so that it is what `docker build .` makes
 FROM common AS base

@@ -22,6 +22,13 @@ lock_image() { # NAME FLAG...
 lock_image base
 lock_image worker --extra worker
 lock_image worker-cuda --extra worker --extra flashinfer
+# The compiler that builds FlashInfer's kernels into the image, of the release of CUDA's headers there
+cuda_release=$(sed -n 's/^nvidia-cuda-runtime==\([^ ;]*\).*/\1/p' constraints/image-worker-cuda.txt)
+printf '%s\n' "nvidia-cuda-crt==$cuda_release" "nvidia-cuda-nvcc==$cuda_release" "nvidia-nvvm==$cuda_release" |
+    "$UV" pip compile "${flags[@]}" --no-deps - -o constraints/image-nvcc.txt
+# FlashInfer and what its import needs beside the locked packages, for the tests that compare with it
+printf '%s\n' apache-tvm-ffi einops flashinfer-python nvidia-ml-py tabulate |
+    "$UV" pip compile "${flags[@]}" --no-deps --constraint constraints/image-worker-cuda.txt - -o constraints/flashinfer.txt
 # of torch's own dependencies, those on CUDA are what a wheel for CPUs does without
 cuda=(torch triton)
 while read -r package; do cuda+=("$package"); done < <(sed -n 's/^\(\(nvidia\|cuda\)[a-z0-9-]*\)==.*/\1/p' constraints/image-worker.txt)

@@ -88,6 +88,11 @@ install_tartlet() {
     "$UV" pip install --quiet --python "$VENV/bin/python" --no-deps --no-build-isolation -e .
 }
 
+install_flashinfer() { # in a folder of its own and without its dependencies on CUDA, for the tests that compare with it
+    "$UV" pip install --quiet --python "$VENV/bin/python" --target "$VENV/flashinfer" --no-deps --no-build \
+        --require-hashes -r constraints/flashinfer.txt
+}
+
 compile_packages() { # once, whatever PYTHONDONTWRITEBYTECODE says: without bytecode, importing torch takes twice as long
     # torch brings files for later Pythons, which this one can't compile, and nobody imports
     "$VENV/bin/python" -m compileall -q -j 0 "$VENV"/lib/python*/site-packages >/dev/null || true
@@ -121,6 +126,10 @@ fi
 if stale packages constraints/all.txt "$VENV/pyvenv.cfg"; then
     timed "locked packages (several GB the first time)" install_locked
     leave packages constraints/all.txt "$VENV/pyvenv.cfg"
+fi
+if stale flashinfer constraints/flashinfer.txt "$VENV/pyvenv.cfg"; then
+    timed "FlashInfer's sources" install_flashinfer
+    leave flashinfer constraints/flashinfer.txt "$VENV/pyvenv.cfg"
 fi
 if stale bytecode "$STAMPS/packages"; then
     timed "bytecode of the packages" compile_packages

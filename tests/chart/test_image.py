@@ -99,6 +99,12 @@ def test_worker_for_cuda_has_flashinfer_and_the_same_torch() -> None:
     assert pins("image-worker") <= pins("image-worker-cuda")
 
 
+def test_the_compiler_of_kernels_is_of_the_release_of_cudas_headers() -> None:
+    (release,) = {version for package, version in pins("image-worker-cuda") if package == "nvidia-cuda-runtime"}
+    assert {version for _, version in pins("image-nvcc")} == {release}
+    assert packages("image-nvcc") == {"nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm"}
+
+
 def test_a_custom_torch_finds_everything_but_cuda() -> None:
     left_out = packages("image-worker") - packages("image-worker-deps")
     assert {"torch", "triton"} <= left_out
@@ -148,7 +154,7 @@ def test_no_registry_is_named() -> None:
     instructions = "\n".join(line for line in DOCKERFILE.splitlines() if not line.startswith("#"))
     assert not re.search(r"://|--(?:extra-)?index|--find-links", instructions)
     bases = set(re.findall(r"^FROM (\S+)", instructions, re.MULTILINE))
-    assert bases == {"${BASE}", "builder", "common"}
+    assert bases == {"${BASE}", "builder", "worker-builder", "common"}
     assert re.findall(r"^ARG BASE=(\S+)$", instructions, re.MULTILINE) == ["python:3.11-slim"]
 
 
@@ -167,10 +173,10 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
 
 def test_images_run_as_a_user_that_kubernetes_sees_is_not_root() -> None:
     found = stages()
-    assert set(found) == {"builder", "worker-builder", "common", "worker", "base"}
+    assert set(found) == {"builder", "worker-builder", "kernels", "common", "worker", "base"}
     assert re.findall(r"^USER (.+)$", found["common"], re.MULTILINE) == [USER]
     assert 'ENTRYPOINT ["tartlet"]' in found["common"]
     assert not re.search(r"^(?:USER|ENTRYPOINT)", found["worker"] + found["base"], re.MULTILINE)
     assert re.findall(r"^FROM (\S+) AS (?:worker|base)$", DOCKERFILE, re.MULTILINE) == ["common", "common"]
-    for name in ("builder", "worker-builder"):
+    for name in ("builder", "worker-builder", "kernels"):
         assert re.findall(r"^USER (.+)$", found[name], re.MULTILINE)[-1] == USER

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tartlet_worker.attention import flashinfer_modules
+from tartlet_worker.attention import ahead_of_time, flashinfer_modules
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,7 @@ def triton_lacks() -> str:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     compilers = (os.environ.get("CC"), "gcc", "clang", "cc")
-    if not any(shutil.which(name) for name in compilers if name):
+    if ahead_of_time.launcher() is None and not any(shutil.which(name) for name in compilers if name):
         return "there is no C compiler, with which Triton builds a kernel's launcher"
     return ""
 
@@ -83,6 +83,7 @@ def make(
         ValueError: `name` is none of `NAMES`, or doesn't serve this device.
     """
     if name == "triton":
+        ahead_of_time.provide_launcher()
         from tartlet_worker.attention.triton_paged import TritonPaged
         from tartlet_worker.models.triton_store import TritonStore
 

@@ -1,0 +1,93 @@
+"""FlashInfer's own package, which `make setup` brings for these tests: its signatures, modules and sources."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tartlet_worker.attention import flashinfer_modules as modules
+from tartlet_worker.torch_engine import gpu_checks
+from tests.worker import flashinfer_shadow
+
+PACKAGE = Path(sys.prefix, "flashinfer")
+METHODS = ("__init__", "plan", "_plan_impl", "run")
+WRAPPERS = ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper")
+
+
+def signatures(module: Any) -> dict[str, list[list[str]]]:
+    """Name, kind and default of each parameter of the wrappers' methods."""
+    return {
+        f"{wrapper}.{method}": [
+            [p.name, str(p.kind), "" if p.default is p.empty else repr(p.default)]
+            for p in inspect.signature(getattr(getattr(module, wrapper), method)).parameters.values()
+        ]
+        for wrapper in WRAPPERS
+        for method in METHODS
+        if hasattr(getattr(module, wrapper), method)
+    }
+
+
+TELL = f"""
+import inspect, json, flashinfer
+from tartlet_worker.attention import flashinfer_modules as modules
+from tartlet_worker.torch_engine.gpu_checks import parameters_lack
+WRAPPERS, METHODS = {WRAPPERS}, {METHODS}
+{inspect.getsource(signatures).replace(": Any", "").replace(" -> dict[str, list[list[str]]]", "")}
+needs = list(modules.every_need())
+print("told", json.dumps({{
+    "version": flashinfer.__version__,
+    "signatures": signatures(flashinfer),
+    "lack": parameters_lack(flashinfer),
+    "names": [list(modules.specs(one)) for one in needs],
+    "seen": [str(path) for path in modules.specs(needs[0])[modules.seen_module(64, "bfloat16")].sources],
+}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the installed package says, in a process of its own: its import patches torch."""
+    assert PACKAGE.is_dir(), "run `make setup`, which brings FlashInfer's sources"
+    home = tmp_path_factory.mktemp("flashinfer")
+    env = os.environ | {
+        "PYTHONPATH": str(PACKAGE), "FLASHINFER_WORKSPACE_BASE": str(home), "FLASHINFER_CUDA_ARCH_LIST": "9.0a",
+    }  # fmt: skip
+    found = subprocess.run([sys.executable, "-c", TELL], env=env, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr[-3000:]
+    said = next(line for line in found.stdout.splitlines() if line.startswith("told "))
+    return dict(json.loads(said.removeprefix("told ")))
+
+
+def test_the_shadow_has_the_signatures_of_the_package(told: dict[str, Any]) -> None:
+    assert told["version"] == modules.VERSION
+    mine = signatures(flashinfer_shadow)
+    assert told["signatures"] == mine
+    assert len(mine) == 7
+
+
+def test_the_package_has_the_parameters_that_the_path_gives(told: dict[str, Any]) -> None:
+    assert told["lack"] == ""
+    assert set(gpu_checks.PARAMETERS) == set(WRAPPERS)
+
+
+def test_the_modules_have_the_names_that_the_package_gives_them(told: dict[str, Any]) -> None:
+    assert told["names"] == [needs.modules() for needs in modules.every_need()]
+
+
+def test_the_variant_is_in_the_sources_that_are_compiled(told: dict[str, Any]) -> None:
+    config = next(Path(source).parent for source in told["seen"]) / "batch_prefill_config.inc"
+    assert modules.SEEN_SOURCE.strip() in config.read_text()
+    assert "int32_t* seen;" in config.read_text()
+
+
+def test_the_locked_release_is_the_one_that_the_path_was_written_for(repo: Path) -> None:
+    for name in ("flashinfer", "image-worker-cuda"):
+        assert f"flashinfer-python=={modules.VERSION} " in (repo / "constraints" / f"{name}.txt").read_text()
+    assert f'"flashinfer-python=={modules.VERSION}"' in (repo / "pyproject.toml").read_text()
