@@ -17,6 +17,8 @@ from tartlet_protos import programs_pb2
 log = logging.getLogger("tartlet")
 
 _Event = programs_pb2.ProgramEvent
+_FIRST_S = 10.0
+"""Longest time in which a program that was not followed before must find a runtime."""
 _ANSWERS = (_Event.ACCEPTED, _Event.REJECTED)
 
 
@@ -24,6 +26,7 @@ class Following:
     """Reads one program's frames of events.
 
     A broken stream is replaced by one that begins behind the last event that was read, if there was any frame before.
+    So is a stream on which the server says that the program's runtime can't be reached.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Following:
         self._attach = attach
         self._retry_s = retry_s
         self._is_cancelled = False
+        self._refusal: Unavailable | None = None  # of the last stream
         self._was_heard = False
         self._was_heard = bool(first and self._news(first))
 
@@ -85,10 +89,11 @@ class Following:
                 if frame is not grpc.aio.EOF and (events := self._news(frame.events)) is not None:
                     self._was_heard = True
                     return events
+            refusal, self._refusal = self._refusal, None
             if end_s is None:
-                end_s = clock() + self._retry_s
-            if self._attach is None or not self._was_heard or clock() + pause_s > end_s:
-                raise lost
+                end_s = clock() + (self._retry_s if self._was_heard else min(self._retry_s, _FIRST_S))
+            if self._attach is None or not (self._was_heard or refusal) or clock() + pause_s > end_s:
+                raise lost if self._was_heard or refusal is None else refusal
             log.info("the stream from %s ended; going on at event %d in %g s", self._address, self._next, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
@@ -104,12 +109,13 @@ class Following:
         """
         if any(event.kind == _Event.ENDED and event.error.number == Superseded.number for event in events):
             return None  # another runtime goes on with the program
-        if self._was_heard:
-            for event in events:
-                if event.kind == _Event.REJECTED:
-                    error = error_from_proto(event.error)
-                    if isinstance(error, Unavailable):
-                        return None
+        for event in events:
+            if event.kind == _Event.REJECTED:
+                error = error_from_proto(event.error)
+                if isinstance(error, Unavailable) and self._attach is not None:
+                    self._refusal = error
+                    return None
+                if self._was_heard:
                     raise RuntimeLost if isinstance(error, UnknownProgram) or error is None else error
         news = [event for event in events if event.kind in _ANSWERS or event.offset >= self._next]
         for event in news:

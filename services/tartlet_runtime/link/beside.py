@@ -36,10 +36,11 @@ class Beside:
             or (self.stored and self._now() - self._told_s >= STORED_EVERY_S)
         )
 
-    def fill(self, frame: control_pb2.RuntimeFrame, journals: str) -> None:
-        """Put what is due into a frame that leaves."""
+    def take(self, journals: str) -> list[control_pb2.RuntimeFrame]:
+        """Return what is due, in a frame of its own: commands may fill theirs."""
         if not self.is_due(journals):
-            return
+            return []
+        frame = control_pb2.RuntimeFrame()
         if self.stored:
             stored, self.stored = self.stored, {}
             frame.stored.handles = b"".join(map(_HANDLE.pack, stored))
@@ -49,3 +50,4 @@ class Beside:
             frame.journals = self.named = journals
         if self.stopping:
             frame.stopping = self._stop_told = True
+        return [frame]

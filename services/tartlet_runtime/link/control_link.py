@@ -143,7 +143,7 @@ class ControlLink(ControlCalls):
             self._writer.set_result(None)
 
     def _make_frames(self, *, more: bool) -> list[control_pb2.RuntimeFrame]:
-        frames: list[control_pb2.RuntimeFrame] = []
+        frames = self._beside.take(self.programs.journals)
         while len(self._starts) > _STARTS_BESIDE_COMMANDS or (
             how_many_fit(self._starts, _BESIDE_COMMANDS_BYTES) < len(self._starts)
         ):
@@ -151,7 +151,6 @@ class ControlLink(ControlCalls):
             frames.append(control_pb2.RuntimeFrame(starts=self._starts[:fit]))
             self._starts = self._starts[fit:]
         frame = control_pb2.RuntimeFrame()
-        self._beside.fill(frame, self.programs.journals)
         if self._starts:
             frame.starts.extend(self._starts)
             self._starts = []

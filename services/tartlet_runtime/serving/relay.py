@@ -252,6 +252,7 @@ class Relay:
     ) -> Sequence[tuple[int, programs_pb2.AttachTo]]:
         """Read another runtime's Attach stream into `call`. Returns the programs that haven't ended when it ends."""
         open_: dict[int, int] = {index: program.offset for index, program in group}  # index -> next offset
+        moved: set[int] = set()
         stream = stub.Attach(
             programs_pb2.AttachRequest(programs=[program for _, program in group]), metadata=RELAYED + scope.metadata
         )
@@ -264,7 +265,7 @@ class Relay:
                 limit_s = None
                 if not isinstance(message, programs_pb2.ProgramEvents):  # the end
                     break
-                events = _taken(call, message.events, group, open_)
+                events = _taken(call, message.events, group, open_, moved)
                 if events:
                     await call.relay(events)
         except (*CALL_ERRORS, TimeoutError) as e:
@@ -275,16 +276,19 @@ class Relay:
             error = InternalError(detail=repr(e))
         finally:
             stream.cancel()
-        left = []
+        left, ends = [], []
         for index, program in group:
             rejected = _Event(kind=_Event.REJECTED, error=error_to_proto(error))
-            if index in open_ and not call.answer_if_open(index, rejected):
-                tie = program.tie
-                left.append((index, programs_pb2.AttachTo(program_id=program.program_id, offset=open_[index], tie=tie)))
-        if isinstance(error, InternalError):
-            if left:
-                await call.relay([_end(index, program.program_id, program.offset, error) for index, program in left])
-            return ()
+            if index not in open_ or call.answer_if_open(index, rejected):
+                continue
+            offset = open_[index]
+            if index in moved or isinstance(error, Unavailable):
+                rest = programs_pb2.AttachTo(program_id=program.program_id, offset=offset, tie=program.tie)
+                left.append((index, rest))
+            else:
+                ends.append(_end(index, program.program_id, offset, RuntimeLost()))
+        if ends:
+            await call.relay(ends)
         return left
 
     @contextlib.contextmanager
@@ -326,10 +330,12 @@ def _taken(
     events: Iterable[programs_pb2.ProgramEvent],
     group: Sequence[tuple[int, programs_pb2.AttachTo]],
     open_: dict[int, int],
+    moved: set[int],
 ) -> list[programs_pb2.ProgramEvent]:
     """Answer `call` with another runtime's answers, and return the events to relay.
 
-    Programs that have ended, or that nobody has, leave `open_`: the next offset of each program by index.
+    Programs that have ended, or that nobody has, leave `open_`: the next offset of each program by index. Those that go
+    on at another runtime are added to `moved`.
     """
     taken = []
     for event in events:
@@ -339,11 +345,14 @@ def _taken(
             call.answer_if_open(index, event)
         elif event.kind == _Event.REJECTED:
             if call.has_answered(index) and isinstance(error, Unavailable):
-                continue  # it was followed before, and goes on at another runtime
+                moved.add(index)
+                continue
             del open_[index]
             if not call.answer_if_open(index, event):
                 taken.append(_end(index, program.program_id, 0, error or RuntimeLost()))
-        elif not (event.kind == _Event.ENDED and isinstance(error, Superseded)):  # else it goes on elsewhere
+        elif event.kind == _Event.ENDED and isinstance(error, Superseded):
+            moved.add(index)
+        else:
             open_[index] = event.offset + 1
             taken.append(event)
             if event.kind == _Event.ENDED:

@@ -57,6 +57,7 @@ async def test_what_stands_beside_a_large_submission_does_not_pass_a_message() -
     link = ControlLink(
         Dialer("unix:/nowhere", None, role="control"), control_pb2.RuntimeHello(), Driver(loop), Joiner("unix:/nowhere")
     )
+    link.programs = SimpleNamespace(journals="")  # nothing else is asked
     link.connected, link._writer = True, loop.create_future()
     link._peer.answered(control_pb2.ControlHello(protocol=PROTOCOL_VERSION))
     assert link._peer.link is not None
