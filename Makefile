@@ -40,6 +40,14 @@ soak: setup  ## The long soaks, which neither `make test` nor `make e2e` runs; s
 test-gpu: setup  ## The tests that need a CUDA device; skipped where torch finds none
 	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu $(ARGS)
 
+.PHONY: gpu-proof
+gpu-proof:  ## Proves the GPU path on one card, offline, in 10 minutes (ARGS="--step graphs", ARGS="--rehearse": on the CPU)
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m bench.gpu.proof $(ARGS)
+
+.PHONY: gpu-bundle
+gpu-bundle: setup  ## .gpu: what the proof needs on a machine without a network (ARGS="--aot DIR": FlashInfer's kernels)
+	$(BIN)/python -m bench.gpu.bundle $(ARGS)
+
 ##@ On Kubernetes
 
 .PHONY: cluster-up

@@ -10,6 +10,7 @@ import asyncio
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import tartlet
@@ -54,20 +55,41 @@ async def tokens_per_s(client: tartlet.AsyncClient, guest: tartlet.Source, progr
     return programs * tokens / (time.perf_counter() - start)
 
 
-async def measure(model: Path, programs: int, tokens: int, repeat: int) -> report.Report:
-    """Make one table: a row a policy."""
-    seen: dict[str, list[float]] = {name: [] for name in POLICIES}
+async def measure(
+    model: Path,
+    programs: int,
+    tokens: int,
+    repeat: int,
+    *,
+    guest: Path | None = None,
+    worker: Sequence[str] = (),
+    loads: int = LOADS,
+    policies: Sequence[str] = tuple(POLICIES),
+) -> report.Report:
+    """Make one table: a row a policy.
+
+    Args:
+        model: checkpoint directory.
+        programs: at once.
+        tokens: of each program.
+        repeat: rounds.
+        guest: the compiled program; None: it is compiled here.
+        worker: flags of the worker.
+        loads: of a policy in a round.
+        policies: names in `POLICIES`; "eager" and "adaptive" are among them.
+    """
+    seen: dict[str, list[float]] = {name: [] for name in policies}
     with tempfile.TemporaryDirectory(prefix="tt-") as directory:
-        guest = tartlet.Source.from_file(build(Path(directory))["decode"])
+        source = tartlet.Source.from_file(guest or build(Path(directory))["decode"])
         for i in range(repeat):
-            for name, flags in POLICIES.items():
+            for name in policies:
                 async with (
-                    running(model=model, flags={"control": flags}) as address,
+                    running(model=model, flags={"control": POLICIES[name], "worker": worker}) as address,
                     tartlet.AsyncClient(address) as client,
                 ):
-                    await tokens_per_s(client, guest, 8, tokens)  # warm
-                    loads = [await tokens_per_s(client, guest, programs, tokens) for _ in range(LOADS)]
-                    seen[name].append(median(loads))
+                    await tokens_per_s(client, source, 8, tokens)  # warm
+                    speeds = [await tokens_per_s(client, source, programs, tokens) for _ in range(loads)]
+                    seen[name].append(median(speeds))
                 report.progress(f"batching: round {i + 1} of {repeat}, {name}: {seen[name][-1]:.0f} tokens/s")
     medians = {name: median(values) for name, values in seen.items()}
     best, eager, adaptive = max(medians.values()), medians["eager"], medians["adaptive"]

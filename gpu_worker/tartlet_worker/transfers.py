@@ -1,7 +1,8 @@
 """Copies between host and device through pinned memory, so that the host need not wait for them.
 
 Two pinned arenas in each direction are used in turn. An arena is written again only after the copy that used it has
-ended, which an event tells. On a CPU the same calls copy within host memory.
+ended, which an event tells. On other devices the same calls copy in the
+usual way.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Transfers:
         flat = [np.ascontiguousarray(part, np.int32).reshape(-1) for part in parts]
         total = sum(map(len, flat))
         if not self._pinned:
-            whole = torch.from_numpy(np.concatenate(flat))
+            whole = torch.from_numpy(np.concatenate(flat)).to(self._device)
         else:
             whole = torch.empty(total, dtype=torch.int32, device=self._device)
             self._send(flat, whole)
@@ -90,13 +91,13 @@ class Transfers:
         if self._pinned:
             self._send(flat, whole)
         else:
-            np.concatenate(flat, out=whole.numpy())  # shares memory with the tensor
+            whole.copy_(torch.from_numpy(np.concatenate(flat)))
         return list(whole.split([len(part) for part in flat]))
 
     def down(self, values: Tensor) -> Download:
         """Begin to copy a contiguous int32 tensor of the device to the host."""
         if not self._pinned:
-            return Download(values.clone())
+            return Download(values.to("cpu", copy=True))
         self._down.reverse()
         arena = self._down[0]
         host = arena.take(values.numel())

@@ -54,8 +54,8 @@ class TorchDecoder(Decoder):
         batch_invariant: bool,
         kv_store: KvStore | None = None,
     ) -> None:
-        self.config, self.attention = config, attention
-        self._kv_store = kv_store or TorchStore(config)
+        self.config = config
+        self.attend_by(attention, kv_store)
         self.embedding = reader.get(EMBEDDING).to(device)  # [vocab, dim]
         self._embed_scale = torch.tensor(config.dim**0.5, dtype=self.embedding.dtype).item()  # Gemma's, rounded
         self._invariant, self._device = batch_invariant, device
@@ -69,6 +69,11 @@ class TorchDecoder(Decoder):
         self._head = make_linear(head, None, batch_invariant=batch_invariant)
         dtype = self.embedding.dtype
         self.rope = RopeTable(config.rope, config.head_dim, config.max_position, dtype, device)
+
+    def attend_by(self, attention: Attention, kv_store: KvStore | None) -> None:
+        """Attend by another implementation from the next pass on; None: store keys and values by torch."""
+        self.attention = attention
+        self._kv_store = kv_store or TorchStore(self.config)
 
     def _load_layer(self, reader: WeightReader, i: int) -> DecoderLayer:
         p = f"model.layers.{i}."

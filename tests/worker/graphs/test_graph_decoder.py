@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -109,9 +110,9 @@ class Programs:
     def compare_pools(self) -> None:
         mine, theirs = (driver.engine.pools for driver in self.drivers)
         count = mine.sizes.num_embeds
-        np.testing.assert_allclose(mine.embeds[:count], theirs.embeds[:count], atol=1e-4)
+        torch.testing.assert_close(mine.embeds[:count], theirs.embeds[:count], atol=1e-4, rtol=1e-4)
         pages = mine.sizes.num_pages
-        np.testing.assert_allclose(mine.kv[:, :, :pages], theirs.kv[:, :, :pages], atol=1e-4)
+        torch.testing.assert_close(mine.kv[:, :, :pages], theirs.kv[:, :, :pages], atol=1e-4, rtol=1e-4)
         assert np.array_equal(mine.embed_position, theirs.embed_position)
         assert np.array_equal(mine.tables.plain, theirs.tables.plain)
 
@@ -253,6 +254,7 @@ def test_commands_over_tables_give_what_page_lists_give(seed: int) -> None:
     assert decoder.replays
 
 
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off")
 def test_triton_tiles_made_on_the_device_give_what_gathering_gives() -> None:
     plain = plain_driver("qwen2-window", page_size=SIZE)
     engine, recorder = with_recorded_graphs(

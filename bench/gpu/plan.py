@@ -1,0 +1,47 @@
+"""The steps of the proof and their time limits. Imports the standard library alone, as the runner does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: a function `run` of a module below `bench.gpu.steps`, in a process of its own."""
+
+    name: str
+    module: str
+    limit_s: int
+    about: str
+
+
+STEPS: Final = (
+    Step("preflight", "preflight", 40, "versions, the card, rates of copies and products, one Triton kernel"),
+    Step("tests", "suites", 95, "the tests that need a card, by gathered pages and by Triton's kernels"),
+    Step("weights", "weights", 45, "checkpoints of the 1B and 8B shapes with random weights"),
+    Step("baseline", "baseline", 40, "the bare loop without graphs, batch 1 and 32"),
+    Step("flashinfer", "flashinfer", 50, "FlashInfer: import, kernels, results against gathered pages"),
+    Step("graphs", "graphs", 50, "capture all graphs; replays against eager steps; what graphs hold"),
+    Step("decode", "decode", 105, "milliseconds of a decode step for each path, batch and shape"),
+    Step("programs", "programs", 90, "time a token through core-Wasm programs over the bare loop"),
+    Step("policies", "policies", 60, "batching policies under load (Pie, Table 5)"),
+    Step("swap", "swap", 20, "swapping contexts to the host"),
+)
+TOTAL_S: Final = 600
+"""The whole run ends within this time; what doesn't fit is skipped, with this reason."""
+LEAST_S: Final = 5
+"""A step isn't started with less time left."""
+REHEARSAL: Final = 12
+"""How many times as long a rehearsal may take: the interpreter of Triton is slow, and so is a busy machine."""
+
+
+def limit_of(step: Step, elapsed_s: float, total_s: float = TOTAL_S, times: int = 1) -> float:
+    """Return how long a step may take, 0 if it shouldn't start; `times` stretches its own limit.
+
+    Example:
+        >>> limit_of(STEPS[0], 0.0), limit_of(STEPS[0], 590.0), limit_of(STEPS[0], 597.0)
+        (40, 10.0, 0.0)
+    """
+    left = total_s - elapsed_s
+    return 0.0 if left < LEAST_S else min(times * step.limit_s, left)

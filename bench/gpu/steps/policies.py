@@ -1,0 +1,24 @@
+"""Batching policies under load (Pie, Table 5), by `bench batching` on this card."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+
+from bench.batching import POLICIES, measure
+from bench.gpu.record import Record
+from bench.gpu.shapes import checkpoint
+from bench.gpu.steps.programs import guest, worker_flags
+
+PROGRAMS, TOKENS = 128, 16
+
+
+def run(record: Record) -> None:
+    """Note the table: tokens a second for each policy."""
+    path = checkpoint("1b", record.scratch, rehearse=record.rehearse)
+    programs, tokens = (4, 4) if record.rehearse else (PROGRAMS, TOKENS)
+    loads, policies = (1, ("eager", "adaptive")) if record.rehearse else (3, tuple(POLICIES))
+    module, flags = guest(record), worker_flags(record)
+    table = asyncio.run(measure(path, programs, tokens, 1, guest=module, worker=flags, loads=loads, policies=policies))
+    record.note(columns=list(table.columns), rows=[list(row) for row in table.rows])
+    record.note(goals=[asdict(goal) | {"met": goal.met} for goal in table.goals])

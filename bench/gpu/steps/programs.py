@@ -1,0 +1,81 @@
+"""Time a token through core-Wasm programs over the bare loop's (Pie 7.4), batch 1 and 32, for both shapes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from pathlib import Path
+
+import torch
+
+import tartlet
+from bench.engine_loop import BareLoop
+from bench.gpu.paths import guests
+from bench.gpu.record import Record
+from bench.gpu.shapes import checkpoint
+from bench.guests.build import build
+from bench.harness.intervals import median
+from bench.harness.stack import connected
+from bench.overhead import NEW_TOKENS, PROMPT_TOKENS, decode
+from bench.product.worker import load_engine
+
+PROGRAMS, ROUNDS = (1, 32), 3
+GOALS = {"1b": 1.02, "8b": 1.01}
+
+
+def run(record: Record) -> None:
+    """Measure shape by shape: the bare loop first, then programs on a stack of its own."""
+    rows: list[dict[str, object]] = []
+    for name in ("1b",) if record.rehearse else ("1b", "8b"):
+        path = checkpoint(name, record.scratch, rehearse=record.rehearse)
+        programs = (1, 2) if record.rehearse else PROGRAMS
+        bare = _bare(path, record.device, programs)
+        through = asyncio.run(_through(path, record, programs))
+        for count in programs:
+            ratio = through[count] / bare[count]
+            rows.append(
+                {
+                    "shape": name, "programs": count, "bare_ms": 1e3 * bare[count], "program_ms": 1e3 * through[count],
+                    "ratio": ratio, "goal": GOALS[name],
+                }
+            )  # fmt: skip
+            record.note(rows=rows)
+
+
+def _bare(path: Path, device: str, programs: tuple[int, ...]) -> dict[int, float]:
+    pages = max(programs) * -(-(PROMPT_TOKENS + NEW_TOKENS) // 16)
+    engine = load_engine(path, device=device, num_pages=pages, num_embeds=max(programs) * (PROMPT_TOKENS + 2) + 64)
+    prompt = [10 + i * 7 % 200 for i in range(PROMPT_TOKENS)]
+    found = {}
+    for count in programs:
+        loop = BareLoop(engine, count, PROMPT_TOKENS, NEW_TOKENS)
+        loop.run([prompt] * count)
+        found[count] = median([loop.run([prompt] * count).per_token_s for _ in range(ROUNDS)])
+    del engine, loop
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+    return found
+
+
+async def _through(path: Path, record: Record, programs: tuple[int, ...]) -> dict[int, float]:
+    source = tartlet.Source.from_file(guest(record))
+    found = {}
+    async with connected(model=path, flags={"worker": worker_flags(record)}) as client:
+        await decode(client, source, 1, "ahead")
+        for count in programs:
+            times = [(await decode(client, source, count, "ahead"))[0] for _ in range(ROUNDS)]
+            found[count] = median(times)
+    return found
+
+
+def guest(record: Record) -> Path:
+    """Return the core-Wasm program: the bundle's, or one that is compiled here."""
+    return (guests() or build(record.scratch / "guests"))["decode"]
+
+
+def worker_flags(record: Record) -> list[str]:
+    """Return the flags of a stack's worker on this machine."""
+    if record.rehearse:
+        return ["--kv-memory-bytes", str(64 << 20)]
+    return ["--device", record.device, "--dtype", "bfloat16", "--kv-memory-bytes", str(8 << 30)]

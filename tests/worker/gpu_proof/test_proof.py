@@ -1,0 +1,84 @@
+"""The proof on a GPU, rehearsed on the CPU: every step runs, and a step that fails or hangs stops no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.gpu.bundle import PACKAGES, locked, needed
+from bench.gpu.paths import environment
+from bench.gpu.plan import STEPS, TOTAL_S, Step, limit_of
+from bench.gpu.proof import ARCHIVE, keep, main, prove
+
+BY_NAME = {step.name: step for step in STEPS}
+
+
+@pytest.mark.timeout(1800)
+def test_every_step_runs_on_the_cpu(tmp_path: Path) -> None:
+    assert main(["--rehearse", "--out", str(tmp_path)]) == 0
+    records = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "steps").glob("*.json")}
+    assert set(records) == set(BY_NAME)
+    assert {record["outcome"] for record in records.values()} == {"passed"}
+    paths = {row["path"] for row in records["decode"]["data"]["rows"]}
+    assert paths == {
+        "torch-gather, eager",
+        "triton, eager",
+        "triton, graphs",
+        "flashinfer, eager",
+        "flashinfer, graphs",
+    }
+    assert {row["programs"] for row in records["programs"]["data"]["rows"]} == {1, 2}
+    assert len(records["policies"]["data"]["rows"]) == 2
+    kept = keep(tmp_path / ARCHIVE, tmp_path / "results")
+    assert kept == tmp_path / "results" / "cpu-rehearsal"
+    assert (kept / "decode.json").exists()
+    assert (kept / "decode-1b.png").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the step would not fail")
+def test_a_step_that_fails_or_hangs_does_not_stop_the_next(tmp_path: Path) -> None:
+    hangs = Step("baseline", "baseline", 1, "importing torch takes longer")
+    without_a_card = Step("weights", "weights", 600, "there is no CUDA device")
+    records = prove([hangs, without_a_card], tmp_path, rehearse=False, total_s=3600)
+    assert [record["outcome"] for record in records] == ["timeout", "failed"]
+    assert records[1]["reason"]
+    with tarfile.open(tmp_path / ARCHIVE) as packed:
+        assert {"baseline.json", "weights.json", "weights.log"} <= set(packed.getnames())
+
+
+def test_the_limits_add_up_to_ten_minutes() -> None:
+    assert sum(step.limit_s for step in STEPS) <= TOTAL_S
+    assert limit_of(STEPS[0], TOTAL_S - 1) == 0
+    for step in STEPS:
+        assert limit_of(step, TOTAL_S - 10) == min(step.limit_s, 10)
+
+
+def test_what_no_time_is_left_for_is_skipped(tmp_path: Path) -> None:
+    (record,) = prove([BY_NAME["swap"]], tmp_path, rehearse=True, total_s=1)
+    assert record["outcome"] == "skipped"
+    assert json.loads((tmp_path / "steps" / "swap.json").read_text())["reason"] == "no time is left"
+
+
+def test_a_bundle_is_made_of_locked_packages(repo: Path) -> None:
+    texts = [(repo / "constraints" / f"{name}.txt").read_text() for name in ("image-base", "image-worker-cuda")]
+    blocks = locked(PACKAGES, texts)
+    for name in PACKAGES:
+        assert f"\n{name}==" in f"\n{blocks}"
+    assert blocks.count("--hash=sha256:") >= len(PACKAGES)
+    assert needed("flashinfer/data/include/flashinfer/page.cuh")
+    assert needed("flashinfer/data/csrc/batch_decode.cu")
+    assert not needed("flashinfer/data/csrc/fused_moe/moe.cu")
+
+
+def test_a_bundle_comes_before_what_is_installed(tmp_path: Path) -> None:
+    env = environment({"PYTHONPATH": "mine"}, tmp_path, tmp_path / "site", rehearse=False)
+    places = env["PYTHONPATH"].split(os.pathsep)
+    assert places[0] == str(tmp_path / "site")
+    assert places[-1] == "mine"
+    assert env["TARTLET_CACHE_DIR"].startswith(str(tmp_path))
+    assert env["TRITON_INTERPRET"] == "0"
