@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -151,12 +151,19 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(directory: Path, *, runtimes: int, domain: str = "") -> Iterator[Cluster]:
+def cluster(
+    directory: Path,
+    *,
+    runtimes: int,
+    domain: str = "",
+    control_flags: Sequence[str] = (),
+    worker_flags: Sequence[str] = (),
+) -> Iterator[Cluster]:
     """Starts a cluster and waits until all roles are ready."""
     made = Cluster(directory, domain)
     try:
-        made.start_control()
-        made.start_worker()
+        made.start_control(*control_flags)
+        made.start_worker(*worker_flags)
         for number in range(runtimes):
             made.start_runtime(number)
         for role in made.roles.values():

@@ -74,6 +74,7 @@ class Core:
             page_limit=settings.program_pages,
             command_limit=settings.program_commands,
             started_s=clock.now(),
+            weights=weights_of(settings.tenant_shares),
         )
         self.runtimes = runtimes = Runtimes(self.lifecycle, settings, clock)
         self.sessions = runtimes.sessions

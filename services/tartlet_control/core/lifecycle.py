@@ -7,7 +7,7 @@ the next holder of a page meets the page in a later step, cleared.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from tartlet_common.errors.registry import (
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.batching.batcher import Batcher
 from tartlet_control.order.book import Program
+from tartlet_control.order.shares import has_place
 from tartlet_control.order.sizes import History
 from tartlet_control.rebuild import swapping
 from tartlet_control.tables.answers import Answers
@@ -87,9 +88,19 @@ class Lifecycle:
     """Starts and ends programs, and gives back what they held."""
 
     def __init__(
-        self, models: Models, *, max_programs: int, page_limit: int, command_limit: int, started_s: float = 0.0
+        self,
+        models: Models,
+        *,
+        max_programs: int,
+        page_limit: int,
+        command_limit: int,
+        started_s: float = 0.0,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
-        """Begin without programs. `started_s`: when this control started, by the injected clock."""
+        """Begin without programs.
+
+        `started_s` says when this control started, by the injected clock, and `weights` are those of the tenants.
+        """
         self.models = models
         self.batchers: dict[EngineState, Batcher] = {}  # of the engines that are there
         self.programs: dict[str, ProgramState] = {}
@@ -105,6 +116,8 @@ class Lifecycle:
         self.on_start: Callable[[ProgramState, StartRequest], None] = _nothing
         self.on_end: Callable[[ProgramState, TartletError | None], None] = _nothing
         self._max_programs = max_programs
+        self._weights = weights or {}
+        self._of_tenant: dict[str, int] = {}  # programs, by tenant
         self._page_limit = page_limit
         self._command_limit = command_limit
         self.keys = Keys(self.programs.__contains__, known_from_s=started_s + RETURN_S)
@@ -138,6 +151,7 @@ class Lifecycle:
         program.account = Program(self.started, key, arrived_s=now, last_arrival_s=now)
         self.started += 1
         self.programs[program.id] = program
+        self._of_tenant[program.tenant] = self._of_tenant.get(program.tenant, 0) + 1
         self.keys.add(request.tenant, request.idempotency_key, program.id)
         session.programs[program.handle] = program
         if request.durable:
@@ -166,7 +180,7 @@ class Lifecycle:
         texts = (request.program_id, request.tenant, request.idempotency_key, request.model, request.pool, request.name)
         if max(map(len, texts)) > _MAX_TEXT:
             raise InvalidArgument(argument="ProgramStart", detail=f"a text is longer than {_MAX_TEXT} characters")
-        if len(self.programs) >= self._max_programs:
+        if not has_place(self._of_tenant, request.tenant, self._max_programs, self._weights):
             raise Overloaded(what="control's program table", limit=self._max_programs)
 
     def locate(self, program_id: str, scope: Scope) -> tuple[str, int]:
@@ -267,6 +281,9 @@ class Lifecycle:
     def _remove(self, program: ProgramState, settled: Settled | None = None) -> None:
         if self.programs.pop(program.id, None) is not None:
             self.ended += 1
+            self._of_tenant[program.tenant] -= 1
+            if not self._of_tenant[program.tenant]:
+                del self._of_tenant[program.tenant]
             if program.killed is None and program.account.service_s:
                 self.history.ended(program.account.key, program.account.service_s)
             journals = ""

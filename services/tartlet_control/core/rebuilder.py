@@ -250,13 +250,13 @@ class Rebuilder:
             if blocked or not self._may_return(place, chosen) or not self._begin(place, chosen):
                 full.add(chosen)
 
-    def _turn(self, place: Place) -> tuple[bool, int, tuple[float, ...]]:
+    def _turn(self, place: Place) -> tuple[bool, int, bool, tuple[float, ...]]:
         recovery, program = place.recovery, place.program
         assert recovery is not None
         engine = recovery.gave_way
         if engine is None or engine not in self._lifecycle.batchers:
-            return recovery.suspect, program.deaths, (float(program.created),)
-        return recovery.suspect, program.deaths, self._memory.rank(place, engine, self._now)
+            return recovery.suspect, program.deaths, False, (float(program.created),)
+        return recovery.suspect, program.deaths, *self._memory.turn(place, engine, self._now)
 
     def _may_return(self, place: Place, engine: EngineState) -> bool:
         """Return whether a program that gave way has its turn: none comes before it, and it wouldn't give way soon."""

@@ -19,6 +19,7 @@ from tartlet_common.errors.registry import InvalidArgument
 T = TypeVar("T")
 _KEPT: Final = 1024
 """Of twice as many tenants, those that had the least are forgotten: they begin again where others are."""
+_RESERVED: Final = 8
 _FRESH: Final = 0.1
 """How much the latest step counts in the estimate of a token's device time."""
 
@@ -44,6 +45,32 @@ def weights_of(text: str) -> dict[str, float]:
             raise InvalidArgument(argument="tenant_shares", detail=f"{part!r} isn't TENANT=WEIGHT with 0.001 to 1000")
         weights[tenant] = weight
     return weights
+
+
+def has_place(counts: Mapping[str, int], tenant: str, most: int, weights: Mapping[str, float]) -> bool:
+    """Return whether one more program of a tenant may start.
+
+    The last eighth of the places is for tenants that have less than their share. So one that floods can't keep others
+    out, and alone it still has most of the places.
+
+    Args:
+        counts: programs of each tenant that has some.
+        tenant: whose program would start.
+        most: places in all.
+        weights: of tenants; 1 for those that aren't named.
+
+    Example:
+        >>> has_place({"a": 13}, "a", 16, {}), has_place({"a": 14}, "a", 16, {}), has_place({"a": 14}, "b", 16, {})
+        (True, False, True)
+    """
+    held = sum(counts.values())
+    if held >= most:
+        return False
+    if held < most - most // _RESERVED:
+        return True
+    shares = {each: weights.get(each, 1.0) for each in (*counts, tenant)}
+    others = sum(shares.values()) if len(shares) > 1 else shares[tenant] + 1.0  # somebody else may come
+    return counts.get(tenant, 0) < most * shares[tenant] / others
 
 
 class Shares:

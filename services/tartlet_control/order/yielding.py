@@ -33,6 +33,22 @@ class Holder:
     fresh: bool = False
 
 
+def over_share(held: Mapping[str, int], total: int, weights: Mapping[str, float]) -> frozenset[str]:
+    """Return the tenants that hold more than their share.
+
+    Args:
+        held: by each tenant that is there.
+        total: of what there is.
+        weights: of tenants; 1 for those that aren't named.
+
+    Example:
+        >>> over_share({"a": 7, "b": 2}, 10, {}), over_share({"a": 7, "b": 2}, 10, {"a": 3})
+        (frozenset({'a'}), frozenset())
+    """
+    together = sum(weights.get(tenant, 1.0) for tenant in held)
+    return frozenset(t for t, count in held.items() if count > total * weights.get(t, 1.0) / together)
+
+
 def yielding(
     asker: Holder, others: Sequence[Holder], asked: int, total: int, weights: Mapping[str, float]
 ) -> list[Holder]:

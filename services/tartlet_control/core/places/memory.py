@@ -14,7 +14,7 @@ from tartlet_common.clock import Clock
 from tartlet_common.errors.registry import OutOfPages, TartletError
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.order import book
-from tartlet_control.order.yielding import Holder, yielding
+from tartlet_control.order.yielding import Holder, over_share, yielding
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import PAGES, POOL_NAMES
 from tartlet_control.tables.programs import CommandQueue, Place, ProgramState
@@ -51,6 +51,7 @@ class Memory:
         self.suspender: Suspender
         self.stalled: dict[CommandQueue, EngineState] = {}
         """Queues whose head waits for room on an engine."""
+        self._seen_over: dict[EngineState, tuple[float, frozenset[str]]] = {}
         self._seen: dict[EngineState, tuple[object, ...]] = {}
         self._retried_s = 0.0
 
@@ -62,10 +63,10 @@ class Memory:
         if not self.suspender.waiting or engine is None or place.num_held(PAGES):
             return False
         now = self._clock.now()
-        rank = self.rank(place, engine, now)
+        turn = self.turn(place, engine, now)
         return any(
             other.recovery is not None and other.recovery.gave_way is engine and pending(other)
-            and self.rank(other, engine, now) < rank
+            and self.turn(other, engine, now) < turn
             for other in self.suspender.waiting
         )  # fmt: skip
 
@@ -92,6 +93,25 @@ class Memory:
             return (float(place.program.created),)
         threads = [q.thread for q in queues(place) if q.pending] or [q.thread for q in queues(place)]
         return min((order.rank(thread, now) for thread in threads), default=(float(place.program.created),))
+
+    def turn(self, place: Place, engine: EngineState, now: float) -> tuple[bool, tuple[float, ...]]:
+        """Return where a program has its turn for memory: tenants within their share first, then by rank."""
+        return place.program.tenant in self._over(engine, now), self.rank(place, engine, now)
+
+    def _over(self, engine: EngineState, now: float) -> frozenset[str]:
+        """Return the tenants that hold more than their share of an engine's pages."""
+        at, seen = self._seen_over.get(engine, (-1.0, frozenset()))
+        if at == now:
+            return seen
+        held: dict[str, int] = {}
+        for program in self._lifecycle.placed_on(engine):
+            pages = program.places[engine.model_index].num_held(PAGES)
+            held[program.tenant] = held.get(program.tenant, 0) + pages
+        for place in (*self.suspender.waiting, *(q.place for q in self.stalled)):
+            held.setdefault(place.program.tenant, 0)
+        over = over_share(held, engine.pools[PAGES].total, self._weights)
+        self._seen_over[engine] = now, over
+        return over
 
     def _ask(self, place: Place, engine: EngineState, pool_index: int, asked: int, now: float) -> bool:
         """Suspend who gives way. Returns whether there is room already."""
@@ -186,6 +206,7 @@ class Memory:
             return
         now = self._clock.now()
         late = now - self._retried_s >= RETRY_S
+        self._seen_over.clear()
         self._seen = {engine: seen for engine, seen in self._seen.items() if engine in self._lifecycle.batchers}
         by_engine: dict[EngineState, list[CommandQueue]] = {}
         for queue, engine in list(self.stalled.items()):
@@ -197,7 +218,7 @@ class Memory:
         for engine, stalled in by_engine.items():
             if late or self._seen.get(engine) != self._state(engine):
                 self._retried_s = now
-                for queue in sorted(stalled, key=lambda q: self.rank(q.place, engine, now)):
+                for queue in sorted(stalled, key=lambda q: self.turn(q.place, engine, now)):
                     self.stalled.pop(queue, None)
                     advance(queue)
                     if queue in self.stalled:
@@ -210,8 +231,8 @@ class Memory:
 
     def before(self, place: Place, engine: EngineState, now: float) -> bool:
         """Return whether a queue that waits for room on an engine comes before a suspended program."""
-        rank = self.rank(place, engine, now)
-        return any(self.rank(q.place, engine, now) < rank for q, e in self.stalled.items() if e is engine)
+        turn = self.turn(place, engine, now)
+        return any(self.turn(q.place, engine, now) < turn for q, e in self.stalled.items() if e is engine)
 
 
 def queues(place: Place) -> list[CommandQueue]:

@@ -1,0 +1,79 @@
+"""One tenant floods an engine, in memory and in device time; another keeps its share, and nobody's programs end."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tartlet
+from tests.e2e.cluster import Cluster, cluster
+from tests.e2e.serving import program
+
+FLOOD, FEW = 20, 3
+TOKENS = 480
+"""Of each program's prompt: 30 pages. The engine has 292, the flood asks for 600."""
+CONTROL = ("--shared-pools", "/open")
+PAGES = ("--kv-memory-bytes", str(292 * 16 * 1024))
+WORKER = ("--pool", "/open", *PAGES, "--fake-step-s", "0.02", "--max-batch-commands", "4")
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Cluster]:
+    """A runtime, and a fake engine with few pages whose steps take few commands."""
+    with (
+        tempfile.TemporaryDirectory(prefix="tt-") as directory,
+        cluster(Path(directory), runtimes=1, control_flags=CONTROL, worker_flags=WORKER) as made,
+    ):
+        yield made
+
+
+def _client(made: Cluster, *names: str) -> tartlet.AsyncClient:
+    return tartlet.AsyncClient(made.runtimes[0], control=made.control, tls=made.identity(*names))
+
+
+async def _programs(operator: tartlet.AsyncClient) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {"a": [], "b": []}
+    for each in (await operator.state()).control["programs"]:
+        found[each["tenant"]].append(each)
+    return found
+
+
+def _service_s(programs: list[dict[str, Any]]) -> float:
+    return sum(float(each["service_s"]) for each in programs)
+
+
+async def _until(operator: tartlet.AsyncClient, holds: Callable[[dict[str, list[dict[str, Any]]]], bool]) -> None:
+    while not holds(await _programs(operator)):  # noqa: ASYNC110 - other processes change it
+        await asyncio.sleep(0.1)
+
+
+async def test_a_flooding_tenant_takes_neither_share_nor_programs_from_another(small: Cluster) -> None:
+    spec = tartlet.LaunchSpec(source=program("filler"), args=[str(TOKENS)], durable=False)
+    async with (
+        asyncio.timeout(150),
+        _client(small, "tenant.a", "client") as a,
+        _client(small, "tenant.b", "client") as b,
+        _client(small, "operator") as operator,
+    ):
+        flood = [await a.launch(spec=replace(spec)) for _ in range(FLOOD)]
+        await _until(operator, lambda now: sum(each["pages"] for each in now["a"]) > 200)
+        few = [await b.launch(spec=replace(spec)) for _ in range(FEW)]
+        await _until(operator, lambda now: all(each["sampled_tokens"] > 2 for each in now["b"]))
+        before = await _programs(operator)
+        await asyncio.sleep(5)
+        after = await _programs(operator)
+        served = {tenant: _service_s(after[tenant]) - _service_s(before[tenant]) for tenant in "ab"}
+        assert served["b"] >= 0.9 * 0.5 * sum(served.values()), served
+        assert (len(after["a"]), len(after["b"])) == (FLOOD, FEW)
+        states = [each["state"] for each in after["a"]]
+        assert "suspended" in states, states
+        assert [each["state"] for each in after["b"]] == ["running"] * FEW
+        for client, runs in ((a, flood), (b, few)):
+            for run in runs:
+                await client.kill(run.program_id)
