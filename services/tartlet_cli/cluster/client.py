@@ -48,7 +48,7 @@ async def cluster_client(target: Target, say: Callable[[str], None] = lambda _: 
         secret = await asyncio.to_thread(_identity, cluster, release)
         pod, port = await asyncio.to_thread(find_pod, cluster, release)
         say(f"connecting to pod {pod}")
-        forward = PortForward(cluster, release.namespace, pod, port)
+        forward = PortForward(cluster, release.namespace, pod, port, lambda: find_pod(cluster, release))
         stack.callback(forward.close)
         await asyncio.to_thread(forward.start)
         tls = stack.enter_context(private_files(secret, release))

@@ -36,13 +36,17 @@ class PortForward:
         namespace: the pod's namespace.
         pod: the pod's name.
         port: the pod's port.
+        find: finds another pod and its port for connections after one has failed; None: the pod stays the same.
 
     Raises:
         PortForwardFailed: by `start`: the connection can't be made.
         Forbidden: by `start`: RBAC forbids it.
     """
 
-    def __init__(self, cluster: Cluster, namespace: str, pod: str, port: int) -> None:
+    def __init__(
+        self, cluster: Cluster, namespace: str, pod: str, port: int, find: Callable[[], tuple[str, int]] | None = None
+    ) -> None:
+        self._find = find
         self._cluster, self._namespace, self._pod, self._remote = cluster, namespace, pod, port
         self._broken = ""
         self._closing = threading.Event()
@@ -98,6 +102,14 @@ class PortForward:
         self._threads = [*(earlier for earlier in self._threads if earlier.is_alive()), thread]
         thread.start()
 
+    def _open_next(self) -> Any:
+        """Open a WebSocket, to another pod if the last connection failed: the pod may be gone."""
+        if self._broken and self._find is not None:
+            self._pod, self._remote = self._find()
+        remote = self._open()
+        self._broken = ""
+        return remote
+
     def _open(self) -> Any:
         """Open a WebSocket to the pod's port."""
         from kubernetes.stream.ws_client import create_websocket
@@ -135,7 +147,7 @@ class PortForward:
             remote = None
             try:
                 remote, self._first = self._first, None
-                remote = remote or self._open()
+                remote = remote or self._open_next()
                 why = self._carry(local, remote)
             except TartletError as e:
                 why = str(e)

@@ -125,6 +125,8 @@ def _engine(e: EngineState, core: Core) -> dict[str, Any]:
 def _doing(p: ProgramState) -> str:
     if p.killed is not None or not p.live:
         return "ending" if p.killed is None else "killed"
+    if not p.session.runtime_id:  # it waits for another runtime
+        return "recovering"
     ways = [place.recovery for place in p.places.values() if place.recovery is not None]
     if not ways:
         return "running"

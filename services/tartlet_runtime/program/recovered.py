@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from tartlet_common.abi import RECORD_BYTES
-from tartlet_common.errors.registry import Disconnected, Diverged, TartletError
+from tartlet_common.errors.registry import Diverged, TartletError
 from tartlet_protos import control_pb2
 from tartlet_runtime.abi.guest import FOREVER_US, Delivery
 from tartlet_runtime.abi.submission import parse
@@ -79,17 +79,6 @@ class RecoveredProgram(Program):
         self.has_engine_state = commands > 0
         if self.span is not None:
             self.span.recovering(paused_s)
-
-    def expect_client(self, grace_s: float) -> None:
-        """Wait for readers for a while. A program of a `run` ends if its client doesn't return."""
-        self._world.driver.loop.call_later(grace_s, self._without_client)
-
-    def _without_client(self) -> None:
-        if self.state >= State.ENDING:
-            return
-        self.output.expect_no_more()
-        if self.spec.tied and not self.stays and not self.output.has_readers:
-            self.end(Disconnected())
 
     # ---- its past -------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.program.output import Output
 from tartlet_runtime.program.output_log import LogEvent
 from tartlet_runtime.program.program import Program
+from tartlet_runtime.serving.clients import expect_client
 
 MESSAGE_BYTES = 1 << 20
 SHARE_BYTES = 128 << 10
@@ -42,6 +43,8 @@ class Call:
     asked_s: float
     """Monotonic seconds at which the request came."""
     tied: list[Program] = field(default_factory=list)
+    grace_s: float = 0.0
+    """How long tied programs go on without their client, because another runtime relays the call and may be lost."""
     relays: set[asyncio.Task[None]] = field(default_factory=set)
     """Tasks that bring events of programs at other runtimes."""
     _relayed: deque[tuple[list[programs_pb2.ProgramEvent], asyncio.Future[None]]] = field(default_factory=deque)
@@ -159,7 +162,11 @@ class Call:
             output.detach(self)
         self._cursors.clear()
         for program in self.tied:
-            if not program.stays:
+            if program.stays:
+                continue
+            if self.grace_s:
+                expect_client(program, self.grace_s, self.driver.loop)
+            else:
                 program.end(error)
 
     def _gather(self, message: programs_pb2.ProgramEvents) -> list[tuple[Output, int]]:

@@ -92,6 +92,7 @@ def info_of(program: Program, now_s: float, unix_s: float, runtime: str) -> prog
         model=program.model,
         runtime=runtime,
         idempotency_key=program.spec.idempotency_key,
+        recovered_s=program.recovered_s,
     )
 
 
@@ -99,6 +100,8 @@ def state_name(program: Program) -> str:
     """Return the state as `ProgramInfo.state` has it."""
     if program.state is State.ENDED:
         return "failed" if program.error else "succeeded"
+    if program.is_recovering:
+        return "recovering"
     return "starting" if program.state is State.STARTING else "running"
 
 

@@ -35,6 +35,7 @@ from tartlet_runtime.program.spans import Spans
 from tartlet_runtime.program.spec import ProgramSpec, State
 from tartlet_runtime.program.world import World
 from tartlet_runtime.serving.calls import Call
+from tartlet_runtime.serving.clients import expect_client
 from tartlet_runtime.serving.ended import EndedPrograms
 from tartlet_runtime.serving.listing import Place, info_of, page_of
 from tartlet_runtime.serving.recording import Past, Recording
@@ -76,6 +77,7 @@ class ProgramTable:
         self.ledger = ledger
         self._spans = Spans(scraped=bool(settings.health_address))
         self.limits = default_limits(settings)
+        self.client_grace_s = settings.client_grace_s
         self.durability = settings.durability
         """Of launches that ask for none."""
         self._world = World(driver, link, ops, clock, self._on_ended, self._on_accepted, self._memory)
@@ -227,7 +229,7 @@ class ProgramTable:
         program.reserved_bytes = reserved
         with self._given_back(program):
             self._recording.go_on(program, past)
-        program.expect_client(self._settings.client_grace_s)
+        expect_client(program, self._settings.client_grace_s, self._driver.loop)
         self._enter(program)
 
     def supersede(self, program_id: str) -> None:

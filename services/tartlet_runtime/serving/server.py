@@ -242,6 +242,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                 call.watch(program.output, index, wanted.offset)
                 if wanted.tie and program.spec.tied:
                     call.tied.append(program)
+                    call.grace_s = self._table.client_grace_s if is_relayed(context) else 0.0
             if elsewhere and is_relayed(context):
                 self._relay.refuse(call, elsewhere, scope)
             elif elsewhere:

@@ -77,3 +77,26 @@ def test_connections_that_a_client_keeps_open_hold_nobody_up_and_lose_nothing() 
         assert pod.heard == b"first words, last words"
     assert not any(thread.is_alive() for thread in forward._threads)
     assert forward.error is None
+
+
+class Rolled(PortForward):
+    """The first pod closes its connection, and there is no second one to it."""
+
+    def _open(self) -> Any:
+        self.asked = [*getattr(self, "asked", []), self._pod]
+        return Remote()
+
+    def _carry(self, local: socket.socket, remote: Any) -> str:
+        return "the pod closed the connection" if self._pod == "runtime-0" else ""
+
+
+def test_the_next_connection_goes_to_another_pod_if_the_last_one_failed() -> None:
+    forward = Rolled(None, "team-a", "runtime-0", 8400, lambda: ("runtime-1", 8400))  # type: ignore[arg-type]  # no cluster
+    with forward:
+        with socket.create_connection(("127.0.0.1", forward.local_port)) as client:
+            assert not client.recv(1)
+        assert "closed" in str(forward.error)
+        with socket.create_connection(("127.0.0.1", forward.local_port)) as client:
+            assert not client.recv(1)
+        assert forward.error is None
+        assert forward.asked == ["runtime-0", "runtime-1"]

@@ -128,6 +128,7 @@ class Takeovers:
             return
         assert program.answers is not None
         program.epoch = orphan.epoch
+        program.recovered_s += now - orphan.since_s
         program.answers.store(request.heard)
         notices.adopted.append(Adopted(request.handle, program.commands, now - orphan.since_s))
         self._move(program, session, request.handle)

@@ -1,0 +1,176 @@
+"""Programs without a runtime: their commands go on, their answers are kept, and the right runtime gets them once."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tartlet_common.abi import Op
+from tartlet_common.errors.registry import Overloaded, RuntimeLost, Superseded, UnknownProgram
+from tartlet_common.rpc.tenancy import EVERYONE
+from tartlet_control.core.core import UNRECORDED
+from tartlet_control.core.lifecycle import StartRequest
+from tartlet_control.core.runtimes.takeovers import ALL_COMMANDS, RETRY_S
+from tartlet_control.tables.outbox import Adopted
+from tartlet_control.tables.programs import RuntimeSession
+from tests.control.harness import Answer, Guest, Host
+
+
+def durable_host() -> tuple[Host, Guest]:
+    host = Host()
+    host.core.on_journals(host.session, "store")
+    return host, host.start("p", durable=True, epoch=1)
+
+
+def decode(guest: Guest, rounds: int) -> None:
+    """Asks for tokens one after the other, each awaited, and for some that fail alone."""
+    for n in range(rounds):
+        guest.embed([1], [n + 5], [n], wait=n % 3 == 0)
+        guest.forward([1], [1], [1], [2], offset=n % 4, wait=n % 2 == 0)
+        guest.sample(2, 1, seed=n, wait=True)
+        if n % 4 == 3:
+            guest.put(Op.STORE_SET, a=1, payload=b"k%d" % n, wait=True)
+            guest.put(Op.STORE_GET, payload=b"k", wait=True)
+
+
+def set_up(guest: Guest) -> None:
+    guest.alloc(Op.ALLOC_KVPAGE, [1], wait=True)
+    guest.alloc(Op.ALLOC_EMB, [1, 2])
+    guest.alloc(Op.ALLOC_SLOT, [1], wait=True)
+
+
+def taken(session: RuntimeSession) -> tuple[str, int]:
+    """Returns the one takeover that a runtime was asked for."""
+    ((program_id, epoch),) = session.outbox.notices.takeovers
+    session.outbox.notices.takeovers.clear()
+    return program_id, epoch
+
+
+def undisturbed() -> list[Answer]:
+    host, guest = durable_host()
+    set_up(guest)
+    decode(guest, 8)
+    host.run()
+    decode(guest, 8)
+    host.run()
+    return guest.answers
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_was_not_stored_comes_again_once_and_in_order_whenever_the_runtime_dies(seed: int) -> None:
+    rng = random.Random(seed)
+    host, guest = durable_host()
+    set_up(guest)
+    decode(guest, 8)
+    host.pump()
+    for _ in range(rng.randrange(20)):  # steps may be under way when it dies
+        host.answer()
+        host.pump()
+    sent, heard = guest.tickets, list(guest.answers)
+    stored = rng.randint(0, len(heard))
+    first = rng.randint(0, stored)
+    host.core.on_stored(host.session, (1).to_bytes(4, "little"), first.to_bytes(8, "little"))
+    host.core.lose_runtime(host.session)
+    other = host.core.on_runtime("rt2", "two", "unix:rt2", [], journals="store")
+    assert host.core.lifecycle.locate("p", EVERYONE)[0] == ""
+    if rng.random() < 0.5:  # what goes on meanwhile is kept too
+        host.session = RuntimeSession("nobody", "", "")
+        host.run()
+    program_id, epoch = taken(other)
+    host.session = other
+    guest.answers = heard[:stored]
+    host.core.on_start(other, StartRequest(1, program_id, durable=True, adopts=True, epoch=epoch, heard=stored))
+    (adopted,) = other.outbox.notices.adopted
+    assert (adopted.handle, adopted.commands) == (1, sent)
+    host.run()
+    decode(guest, 8)
+    host.run()
+    assert guest.answers == undisturbed()
+    assert host.core.lifecycle.locate("p", EVERYONE)[0] == "unix:rt2"
+    host.end(guest)
+    host.core.check_ledgers()
+
+
+def test_of_two_runtimes_that_were_named_only_the_last_one_is_the_owner() -> None:
+    host, _ = durable_host()
+    core = host.core
+    core.lose_runtime(host.session)
+    second = core.on_runtime("rt2", "two", "unix:rt2", [], journals="store")
+    elsewhere = core.on_runtime("rt4", "four", "unix:rt4", [], journals="another store")
+    asked = taken(second)
+    core.lose_runtime(second)
+    third = core.on_runtime("rt3", "three", "unix:rt3", [], journals="store")
+    assert taken(third) == (asked[0], asked[1] + 1)
+    assert not elsewhere.outbox.notices.takeovers
+    late = StartRequest(1, "p", durable=True, adopts=True, epoch=asked[1])
+    core.on_start(second, late)
+    assert isinstance(second.outbox.notices.started[-1][1], Superseded)
+    core.on_start(third, replace(late, epoch=asked[1] + 1))
+    assert third.programs[1].id == "p"
+    core.on_start(third, replace(late, handle=2))
+    assert isinstance(third.outbox.notices.started[-1][1], UnknownProgram)
+
+
+def test_a_program_ends_when_nobody_can_take_it() -> None:
+    host, guest = durable_host()
+    set_up(guest)
+    host.run()
+    core = host.core
+    other = core.on_runtime("rt2", "two", "unix:rt2", [], journals="store")
+    core.lose_runtime(host.session)
+    epoch = taken(other)[1]
+    refused = StartRequest(0, "p", adopts=True, epoch=epoch, lost=Overloaded(what="this runtime", limit=1))
+    core.on_start(other, refused)
+    core.tick()
+    assert not other.outbox.notices.takeovers, "it is asked again, but not at once"
+    host.clock.advance(RETRY_S)
+    core.tick()
+    assert taken(other)[1] == epoch + 1
+    host.clock.advance(core.settings.takeover_grace_s)
+    ended = []
+    core.lifecycle.on_end = lambda program, error: ended.append((program.id, error))
+    core.tick()
+    ((program_id, error),) = ended
+    assert (program_id, type(error)) == ("p", RuntimeLost)
+    assert not core.lifecycle.programs
+    core.check_ledgers()
+
+
+def test_a_program_without_a_journal_ends_with_its_runtime() -> None:
+    host, guest = durable_host()
+    plain = host.start("q")
+    core = host.core
+    core.on_stored(host.session, guest.handle.to_bytes(4, "little"), UNRECORDED.to_bytes(8, "little"))
+    core.on_runtime("rt2", "two", "unix:rt2", [], journals="store")
+    core.lose_runtime(host.session)
+    assert plain.program_id not in core.lifecycle.programs
+    assert guest.program_id not in core.lifecycle.programs, "it went on without its journal"
+
+
+def test_the_end_of_a_program_is_told_by_another_runtime_for_whoever_asks() -> None:
+    host, guest = durable_host()
+    set_up(guest)
+    host.end(guest)
+    assert guest.settled is not None
+    core = host.core
+    other = core.on_runtime("rt2", "two", "unix:rt2", [], journals="store")
+    core.lose_runtime(host.session)
+    assert not other.outbox.notices.takeovers, "nobody has asked"
+    core.takeovers.recall("p")
+    program_id, epoch = taken(other)
+    core.on_start(other, StartRequest(7, program_id, durable=True, adopts=True, epoch=epoch))
+    assert other.outbox.notices.adopted == [Adopted(7, ALL_COMMANDS, 0.0)]
+    assert other.outbox.notices.settled == [replace(guest.settled, handle=7)]
+    assert core.lifecycle.locate("p", EVERYONE)[0] == "unix:rt2"
+
+
+def test_a_kill_reaches_the_next_runtime() -> None:
+    host, guest = durable_host()
+    core = host.core
+    core.lose_runtime(host.session)
+    core.lifecycle.kill(core.lifecycle.programs[guest.program_id], Overloaded(what="a test", limit=1))
+    other = core.on_runtime("rt2", "two", "unix:rt2", [], journals="store")
+    core.on_start(other, StartRequest(1, "p", durable=True, adopts=True, epoch=taken(other)[1]))
+    assert [(h, type(e)) for h, e in other.outbox.notices.kills] == [(1, Overloaded)]
