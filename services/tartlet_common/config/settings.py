@@ -60,6 +60,12 @@ class ControlSettings(_Settings):
         ge=0,
         description="a program that has waited this many times its service goes first for one quantum; 0: never",
     )
+    order_preempt: Literal["step", "quantum", "call"] = Field(
+        "step", description="when a call may be stopped for others: at each step, after its quantum, or not at all"
+    )
+    order_every: int = Field(
+        1, ge=1, le=1024, description="steps for which the choice of calls stands, with order_preempt step"
+    )
     placement: Literal["least-used", "round-robin", "autellix", "locality"] = Field(
         "least-used", description="which engine a program or context is placed on (Autellix 4.3)"
     )

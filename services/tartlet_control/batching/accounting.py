@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable
 
 from tartlet_control.calls.registry import RUNS_LAYERS
 from tartlet_control.order import book
-from tartlet_control.order.orders import Order, starved
+from tartlet_control.order.orders import Order, chosen, starved
 from tartlet_control.tables.programs import Command, CommandQueue
 
 
@@ -27,6 +27,7 @@ def sent(queues: Iterable[CommandQueue], order: Order, now: float) -> None:
         thread = queue.thread
         if order.boosts and starved(order, thread, now):
             book.boost(thread, order.quantum_s, now)
+        chosen(order, thread)
         book.runs(thread, now)
 
 

@@ -29,7 +29,14 @@ class PoolOrders:
             InvalidArgument: the settings name quanta that don't rise.
         """
         self._history = history
-        self.default = order_of(settings.order, quanta_of(settings.order_quanta_s), settings.order_starved_at, history)
+        self.default = order_of(
+            settings.order,
+            quanta_of(settings.order_quanta_s),
+            settings.order_starved_at,
+            history,
+            settings.order_preempt,
+            settings.order_every,
+        )
         self.of_pool: dict[str, Order] = {}
         """By the paths of pools, TENANT/POOL."""
         self.placement = placement_of(settings.placement, settings.placement_short_tokens)
@@ -73,7 +80,14 @@ class PoolOrders:
             if pool not in self.of_pool and len(self.of_pool) >= MOST_POOLS:
                 raise Overloaded(what="control's orders of pools", limit=MOST_POOLS)
             placed = placement_of(placement, short_tokens or self.placement.short_tokens) if placement else None
-            self.of_pool[pool] = order_of(name, quanta_s or self.default.bounds_s, starved_at, self._history)
+            self.of_pool[pool] = order_of(
+                name,
+                quanta_s or self.default.bounds_s,
+                starved_at,
+                self._history,
+                self.default.preempt,
+                self.default.every,
+            )
             if placed is not None:
                 self.placements[pool] = placed
         else:

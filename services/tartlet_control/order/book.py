@@ -36,6 +36,10 @@ class Thread:
     """Since when the active call has been waiting; None while it computes or no call is active."""
     forgiven: tuple[float, float] = (0.0, 0.0)
     """Waiting and service of the active call that no longer count towards starvation (Algorithm 1, line 29)."""
+    turn_steps: int = 0
+    """Steps of the active call since the order chose it last; 0: it isn't chosen."""
+    turn_s: float = 0.0
+    """Device time of these steps."""
     active: bool = False
     idle_since: float | None = None
     """Since when the active call has had nothing to compute; None while it waits or computes."""
@@ -141,6 +145,7 @@ def serve(thread: Thread, device_s: float) -> None:
     """Charge a thread with its share of a step's device time."""
     program = thread.program
     thread.service_s += device_s
+    thread.turn_s += device_s
     program.service_s += device_s
     program.critical_s = max(program.critical_s, thread.base_s + thread.service_s)
 
@@ -154,6 +159,7 @@ def ends_call(thread: Thread, now: float) -> None:
         program.last_completion_s = now
         thread.active = False
         thread.idle_since = None
+        thread.turn_steps, thread.turn_s = 0, 0.0
         thread.waited_s = thread.service_s = 0.0
         thread.forgiven = (0.0, 0.0)
 

@@ -27,6 +27,11 @@ class Order:
     between two bounds is the quantum of a queue."""
     starved_at: float = 8.0
     """A program that has waited this many times its service goes first for one quantum (beta); 0: never."""
+    preempt: str = "step"
+    """When a call that was chosen may be stopped for others: at each `step`, once its `quantum` is used up, or never
+    before the `call` ends. What it can't be stopped for has a lower rank than everything else."""
+    every: int = 1
+    """Steps for which a choice stands (multi-step scheduling), with `preempt` "step"."""
     history: History = field(default_factory=History, compare=False)
     """What `gittins` has learned."""
 
@@ -42,7 +47,34 @@ class Order:
 
     def rank(self, thread: Thread, now: float) -> Rank:
         """Return where a thread's waiting command stands. The lowest rank goes first."""
-        return ORDERS[self.name](self, thread, now)
+        rank = ORDERS[self.name](self, thread, now)
+        return (float("-inf"), *rank[1:]) if stays(self, thread) else rank
+
+
+def stays(order: Order, thread: Thread) -> bool:
+    """Return whether a thread's call was chosen and can't be stopped yet."""
+    if not thread.turn_steps:
+        return False
+    match order.preempt:
+        case "call":
+            return True
+        case "quantum":
+            return thread.turn_s < _quantum_s(order, thread)
+    return thread.turn_steps < order.every
+
+
+def chosen(order: Order, thread: Thread) -> None:
+    """Note that a thread's command is in the next step."""
+    if not stays(order, thread):
+        thread.turn_steps, thread.turn_s = 0, 0.0
+    thread.turn_steps += 1
+
+
+def _quantum_s(order: Order, thread: Thread) -> float:
+    """Return the quantum of the queue in which the service of a thread's program lies."""
+    bounds = (0.0, *order.bounds_s)
+    level = min(_level(order, thread.program.service_s), len(order.bounds_s) - 1)
+    return bounds[level + 1] - bounds[level]
 
 
 def starved(order: Order, thread: Thread, now: float) -> bool:

@@ -11,6 +11,7 @@ from tartlet_control.order.orders import LIVE, Order
 from tartlet_control.order.sizes import History
 
 MOST_QUANTA: Final = 64
+PREEMPTS: Final = ("step", "quantum", "call")
 
 
 def quanta_of(text: str) -> tuple[float, ...]:
@@ -25,7 +26,14 @@ def quanta_of(text: str) -> tuple[float, ...]:
         raise InvalidArgument(argument="order_quanta_s", detail=f"{text!r} holds something else than numbers") from None
 
 
-def order_of(name: str, quanta_s: Sequence[float], starved_at: float, history: History) -> Order:
+def order_of(
+    name: str,
+    quanta_s: Sequence[float],
+    starved_at: float,
+    history: History,
+    preempt: str = "step",
+    every: int = 1,
+) -> Order:
     """Return an order.
 
     Args:
@@ -33,6 +41,8 @@ def order_of(name: str, quanta_s: Sequence[float], starved_at: float, history: H
         quanta_s: where one queue ends and the next begins, in rising seconds of device time.
         starved_at: wait over service at which a program goes first for one quantum (beta); 0: never.
         history: what `gittins` knows of past runs.
+        preempt: one of `PREEMPTS`, as `Order` has it.
+        every: steps for which a choice stands, at least 1.
 
     Raises:
         InvalidArgument: there is no such order, or the quanta don't rise above 0.
@@ -45,4 +55,8 @@ def order_of(name: str, quanta_s: Sequence[float], starved_at: float, history: H
         raise InvalidArgument(argument="order_quanta_s", detail=detail)
     if not starved_at >= 0:
         raise InvalidArgument(argument="order_starved_at", detail=f"{starved_at} must be at least 0")
-    return Order(name, bounds, starved_at, history)
+    if preempt not in PREEMPTS:
+        raise InvalidArgument(argument="order_preempt", detail=f"{preempt!r} is none of {', '.join(PREEMPTS)}")
+    if every < 1:
+        raise InvalidArgument(argument="order_every", detail=f"{every} must be at least 1")
+    return Order(name, bounds, starved_at, preempt, every, history)

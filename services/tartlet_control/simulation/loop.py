@@ -6,6 +6,7 @@ import heapq
 from dataclasses import dataclass, field
 
 from tartlet_control.order import book as accounts
+from tartlet_control.order import orders
 from tartlet_control.order.book import Book, Program, Thread
 from tartlet_control.order.orders import Order, starved
 from tartlet_control.simulation.costs import Costs
@@ -128,6 +129,7 @@ class _Engine:
         for call in chosen:
             if starved(order, call.thread, now):
                 accounts.boost(call.thread, order.quantum_s, now)
+            orders.chosen(order, call.thread)
             accounts.runs(call.thread, now)
         ended = self._steps(chosen)
         self.running = set(chosen).difference(ended)

@@ -1,0 +1,57 @@
+"""When a call that was chosen may be stopped for others: at steps, every few steps, after a quantum, or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from tartlet_common.errors.registry import InvalidArgument
+from tartlet_control.order import book
+from tartlet_control.order.book import Program, Thread
+from tartlet_control.order.orders import Order, chosen
+from tartlet_control.order.settings import order_of
+from tartlet_control.order.sizes import History
+
+STEP_S = 0.1
+
+
+def served(order: Order, steps: int) -> list[int]:
+    """Serve one of two calls a step, under round robin; returns which. The first call ends after six steps."""
+    threads = [Thread(Program(n)) for n in range(2)]
+    for thread in threads:
+        book.waits(thread, 0.0)
+    told, left, now = [], 6, 0.0
+    for _ in range(steps):
+        first = min(range(2), key=lambda n: order.rank(threads[n], now))
+        told.append(first)
+        chosen(order, threads[first])
+        book.runs(threads[first], now)
+        now += STEP_S
+        book.serve(threads[first], STEP_S)
+        left -= first == 0
+        if first == 0 and not left:
+            book.ends_call(threads[0], now)
+        book.waits(threads[first], now)
+    return told
+
+
+def order(preempt: str, every: int = 1) -> Order:
+    return order_of("round-robin", [2.5 * STEP_S, 5 * STEP_S], 0, History(), preempt, every)
+
+
+@pytest.mark.parametrize(
+    ("preempt", "every", "expected"),
+    [
+        ("step", 1, [0, 1, 0, 1, 0, 1, 0, 1]),
+        ("step", 3, [0, 0, 0, 1, 1, 1, 0, 0]),
+        ("quantum", 1, [0, 0, 0, 1, 1, 1, 0, 0]),
+        ("call", 1, [0, 0, 0, 0, 0, 0, 1, 1]),
+    ],
+)
+def test_a_call_is_stopped_when_the_setting_says(preempt: str, every: int, expected: list[int]) -> None:
+    assert served(order(preempt, every), 8) == expected
+
+
+@pytest.mark.parametrize(("preempt", "every"), [("never", 1), ("step", 0)])
+def test_wrong_settings_are_refused(preempt: str, every: int) -> None:
+    with pytest.raises(InvalidArgument):
+        order(preempt, every)
