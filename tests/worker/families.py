@@ -69,6 +69,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3-window": config_of(
         "qwen3", "Qwen3ForCausalLM", head_dim=24, use_sliding_window=True, sliding_window=16, max_window_layers=1
     ),
+    "qwen3-moe": config_of(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        head_dim=32,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        norm_topk_prob=True,
+        use_sliding_window=False,
+    ),
+    "qwen3-moe-mixed": config_of(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        head_dim=16,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        norm_topk_prob=False,
+        mlp_only_layers=[1],
+        use_sliding_window=True,
+        sliding_window=16,
+    ),
     "gemma": config_of(
         "gemma",
         "GemmaForCausalLM",

@@ -15,7 +15,7 @@ from typing import Any
 from tartlet_common.errors.registry import CheckpointBroken, CheckpointMissing, UnknownFamily
 from tartlet_worker.checkpoints.json_files import read_object, reading, token_ids
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma")
 ROPE_TYPES: dict[str, tuple[str, ...]] = {  # and the parameters that each can't do without
     "default": (),
     "linear": ("factor",),
@@ -48,6 +48,14 @@ ABSENT: dict[str, dict[str, int]] = {  # what a field that config.json leaves ou
     },
     "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32_768},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "max_position_embeddings": 32_768},
+    "qwen3_moe": {
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "max_position_embeddings": 32_768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
     "gemma": {
         "bos_token_id": 2,
         "eos_token_id": 1,
@@ -96,12 +104,26 @@ class ModelConfig:
     stop_tokens: tuple[int, ...] = ()
     bos_token: int | None = None
     gemma: bool = False  # norms by 1 + weight, GELU in place of SiLU, embeddings times the root of dim
+    experts: int = 0  # of each sparse layer; 0: there are none
+    chosen_experts: int = 0  # of each token
+    expert_ffn: int = 0
+    normed_experts: bool = False  # the probabilities of a token's experts are scaled to sum to 1
+    sparse: tuple[bool, ...] = ()  # [layers] whether a layer has experts, where the model has any
     dtype: str = ""  # of the checkpoint's weights, as its config.json names it
 
     @property
     def group(self) -> int:
         """Query heads that share one key/value head."""
         return self.heads // self.kv_heads
+
+    def is_sparse(self, layer: int) -> bool:
+        """Return whether a layer has experts in place of one feed-forward network."""
+        return bool(self.experts) and self.sparse[layer]
+
+    @property
+    def widest_ffn(self) -> int:
+        """Values that the feed-forward part of a layer holds for one token, at most."""
+        return max(self.ffn, self.chosen_experts * (self.expert_ffn + self.dim))
 
     @property
     def kv_bytes_per_value(self) -> int:
@@ -183,7 +205,8 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         qkv_bias=family == "qwen2" or bias,
         o_bias=family != "qwen2" and bias,
         mlp_bias=family == "llama" and _flag(raw, "mlp_bias"),
-        qk_norm=family == "qwen3",
+        qk_norm=family in {"qwen3", "qwen3_moe"},
+        **_experts(raw, family, layers),
         gemma=family == "gemma",
         windows=_windows(raw, family, layers),
         stop_tokens=token_ids(raw.get("eos_token_id")),
@@ -205,10 +228,29 @@ def _flag(raw: Mapping[str, Any], name: str) -> bool:
     return bool(value)
 
 
+def _experts(raw: Mapping[str, Any], family: str, layers: int) -> dict[str, Any]:
+    """Return the fields of `ModelConfig` that describe experts; none for families without them."""
+    if family != "qwen3_moe" or not int(raw["num_experts"]):
+        return {}
+    experts, chosen = int(raw["num_experts"]), int(raw["num_experts_per_tok"])
+    if not 0 < chosen <= experts:
+        raise ValueError(f"{chosen} of {experts} experts are not a choice")
+    step = _at_least_one(raw.get("decoder_sparse_step", 1), "decoder_sparse_step")
+    dense = set(raw.get("mlp_only_layers") or ())
+    return {
+        "experts": experts,
+        "chosen_experts": chosen,
+        "expert_ffn": _at_least_one(raw["moe_intermediate_size"], "moe_intermediate_size"),
+        "normed_experts": _flag(raw, "norm_topk_prob"),
+        "sparse": tuple((i + 1) % step == 0 and i not in dense for i in range(layers)),
+    }
+
+
 def _windows(raw: Mapping[str, Any], family: str, layers: int) -> tuple[int | None, ...]:
     """Return the sliding window of each layer.
 
-    All layers of Mistral have one, those layers of Qwen that the configuration names, and no layer of Llama and Gemma.
+    All layers of Mistral have one, those layers of Qwen that the configuration names (all or none of Qwen3-MoE), and no
+    layer of Llama and Gemma.
     """
     window = raw.get("sliding_window")
     if window is None or family in {"llama", "gemma"}:
@@ -217,6 +259,8 @@ def _windows(raw: Mapping[str, Any], family: str, layers: int) -> tuple[int | No
         return (_at_least_one(window, "sliding_window"),) * layers
     if not _flag(raw, "use_sliding_window"):
         return (None,) * layers
+    if family == "qwen3_moe":
+        return (_at_least_one(window, "sliding_window"),) * layers
     kinds = raw.get("layer_types")
     if kinds is None:
         first = int(raw.get("max_window_layers", 28))

@@ -89,10 +89,14 @@ def layer_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
         "self_attn.k_proj": (kv, c.dim, c.qkv_bias),
         "self_attn.v_proj": (kv, c.dim, c.qkv_bias),
         "self_attn.o_proj": (c.dim, q, c.o_bias),
-        "mlp.gate_proj": (c.ffn, c.dim, c.mlp_bias),
-        "mlp.up_proj": (c.ffn, c.dim, c.mlp_bias),
-        "mlp.down_proj": (c.dim, c.ffn, c.mlp_bias),
     }
+    networks = {"mlp.": (c.ffn, c.mlp_bias)}
+    if c.is_sparse(layer):
+        linears["mlp.gate"] = (c.experts, c.dim, False)
+        networks = {f"mlp.experts.{i}.": (c.expert_ffn, False) for i in range(c.experts)}
+    for prefix, (width, bias) in networks.items():
+        linears[f"{prefix}gate_proj"] = linears[f"{prefix}up_proj"] = (width, c.dim, bias)
+        linears[f"{prefix}down_proj"] = (c.dim, width, bias)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, (rows, columns, bias) in linears.items():
         shapes[f"{p}{name}.weight"] = (rows, columns)

@@ -32,7 +32,7 @@ _BLOCK = 32  # columns and k values that packed weights are padded to
 
 def supports(config: ModelConfig, device: str, dtype: torch.dtype) -> bool:
     """Return whether this machine's kernels can run such a model."""
-    fits = dtype == torch.bfloat16 and config.group <= MAX_GROUP and not config.gemma
+    fits = dtype == torch.bfloat16 and config.group <= MAX_GROUP and not config.gemma and not config.experts
     return device == "cpu" and fits and library() is not None
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tartlet_worker.attention.base import Attention
@@ -20,6 +19,7 @@ from tartlet_worker.checkpoints.weights import WeightReader
 from tartlet_worker.csr import Ints
 from tartlet_worker.engine import ignore_computing
 from tartlet_worker.models.base import Decoder, ForwardPlan
+from tartlet_worker.models.feed_forward import FeedForward, feed_forward
 from tartlet_worker.models.kv_store import KvStore, Places, TorchStore, rms_norm, shifted_rms_norm
 from tartlet_worker.models.linear import Linear, make_linear
 from tartlet_worker.models.rope import RopeTable
@@ -36,8 +36,7 @@ class DecoderLayer:
     k_norm: Tensor | None  # [head_dim]
     out: Linear  # heads * head_dim -> dim
     post_norm: Tensor  # [dim]
-    gate_up: Linear  # dim -> 2 ffn
-    down: Linear  # ffn -> dim
+    ffn: FeedForward
     window: int | None
 
 
@@ -75,6 +74,11 @@ class TorchDecoder(Decoder):
         self.attention = attention
         self._kv_store = kv_store or TorchStore(self.config)
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold a pass: what is launched doesn't depend on values."""
+        return not self.config.experts
+
     def _load_layer(self, reader: WeightReader, i: int) -> DecoderLayer:
         p = f"model.layers.{i}."
 
@@ -94,8 +98,7 @@ class TorchDecoder(Decoder):
             k_norm=norm("self_attn.k_norm") if self.config.qk_norm else None,
             out=linear("self_attn.o_proj"),
             post_norm=norm("post_attention_layernorm"),
-            gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
-            down=linear("mlp.down_proj"),
+            ffn=feed_forward(self.config, i, linear),
             window=self.config.windows[i],
         )
 
@@ -139,9 +142,7 @@ class TorchDecoder(Decoder):
             q = self._store(layer, h, places, pools.kv[i])
             x = x + layer.out(attend(q, pools.kv[i], layer.window))
             h = self._norm(x, layer.post_norm, self.config.norm_eps)
-            gate, up = layer.gate_up(h).chunk(2, -1)
-            bent = F.gelu(gate, approximate="tanh") if self.config.gemma else F.silu(gate)
-            x = x + layer.down(bent * up)
+            x = x + layer.ffn(h)
         return x
 
     def normed(self, x: Tensor) -> Tensor:

@@ -47,8 +47,15 @@ def resolve_dtype(name: str, config: ModelConfig) -> str:
     return name
 
 
+def unserved(config: ModelConfig) -> str:
+    """Name the kind of a model that the C decoder doesn't run; "" if it does."""
+    if config.gemma:
+        return "Gemma models"
+    return "models with experts" if config.experts else ""
+
+
 def slow_path_reasons(
-    device: str, dtype: str, threads: int, group: int, machine: Machine, *, gemma: bool = False
+    device: str, dtype: str, threads: int, group: int, machine: Machine, *, other: str = ""
 ) -> list[str]:
     """Say why the C decoder does not run, one reason each with what to change; [] where it runs.
 
@@ -58,7 +65,7 @@ def slow_path_reasons(
         threads: torch's threads.
         group: query heads that share one key head.
         machine: its CPU and its kernels.
-        gemma: whether the model is one of Gemma's.
+        other: what `unserved` returned for the model.
     """
     if device != "cpu":
         return []
@@ -69,8 +76,8 @@ def slow_path_reasons(
         reasons.append(f"threads is {threads}, and the C decoder uses one thread: set threads=1")
     if group > MAX_GROUP:
         reasons.append(f"{group} query heads share a key head, and the C decoder takes at most {MAX_GROUP}")
-    if gemma:
-        reasons.append("the C decoder doesn't run Gemma models")
+    if other:
+        reasons.append(f"the C decoder doesn't run {other}")
     if machine.missing_cpu_flags:
         reasons.append(f"the CPU lacks {', '.join(machine.missing_cpu_flags)}")
     elif not machine.kernels_built:
@@ -91,7 +98,7 @@ def main(argv: list[str]) -> int:
     config = read_config(path)
     dtype = resolve_dtype(settings.dtype, config)
     for reason in slow_path_reasons(
-        settings.device, dtype, settings.threads, config.group, Machine.this(), gemma=config.gemma
+        settings.device, dtype, settings.threads, config.group, Machine.this(), other=unserved(config)
     ):
         print(reason)  # noqa: T201 - a command's output
     return 0

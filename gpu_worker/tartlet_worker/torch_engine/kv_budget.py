@@ -50,7 +50,7 @@ def batch_bytes(config: ModelConfig, *, tokens: int, commands: int, element_byte
         element_bytes: bytes of a number of the model's dtype.
     """
     attention = 2 * config.heads * config.head_dim + 2 * config.kv_heads * config.head_dim
-    layer = 2 * config.dim + max(attention, 3 * config.ffn)
+    layer = 2 * config.dim + max(attention, 3 * config.widest_ffn)
     return tokens * layer * element_bytes + 2 * 4 * commands * config.vocab
 
 

@@ -35,7 +35,7 @@ from tartlet_worker.sampling.c_sampler import CSampler
 from tartlet_worker.sampling.torch_sampler import TorchSampler
 from tartlet_worker.torch_engine import attention_choice, graph_choice
 from tartlet_worker.torch_engine.engine import TorchEngine
-from tartlet_worker.torch_engine.fast_path import Machine, resolve_dtype, slow_path_reasons
+from tartlet_worker.torch_engine.fast_path import Machine, resolve_dtype, slow_path_reasons, unserved
 from tartlet_worker.torch_engine.kv_budget import batch_bytes, graph_bytes, kv_bytes
 from tartlet_worker.torch_engine.memory import check_device, free_bytes
 
@@ -245,7 +245,7 @@ def make_decoder(config: ModelConfig, options: EngineOptions, reader: WeightRead
     chosen_by_hand = options.kernels == "torch" or options.attention != "auto"
     threads = 1 if options.kernels == "c" else torch.get_num_threads()
     reasons = slow_path_reasons(
-        options.device, options.dtype, threads, config.group, Machine.this(), gemma=config.gemma
+        options.device, options.dtype, threads, config.group, Machine.this(), other=unserved(config)
     )
     if not chosen_by_hand:
         if supports(config, options.device, dtype) and not reasons:

@@ -15,7 +15,7 @@ from tests.worker.driver import Driver, embed_batch, forward_batch, sample_batch
 from tests.worker.families import checkpoint
 from tests.worker.seeds import rng as fresh
 
-NAMES = ["wide", "llama-one-kv-head-biases", "mistral-window", "qwen3-norms"]
+NAMES = ["wide", "llama-one-kv-head-biases", "mistral-window", "qwen3-norms", "qwen3-moe"]
 TOKENS = fresh("invariance").integers(0, 320, 150)
 SIZES: dict[str, Any] = {"num_pages": 128, "num_embeds": 1024}
 PAGES = [40, 7, 21, 3, 60, 11, 33, 2, 50, 9]
