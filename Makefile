@@ -42,7 +42,7 @@ test-gpu: setup  ## The tests that need a CUDA device; skipped where torch finds
 
 .PHONY: gpu-proof
 gpu-proof:  ## Proves the GPU path on one card, offline, in 10 minutes (ARGS="--step graphs", ARGS="--rehearse": on the CPU)
-	@$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m bench.gpu.proof $(ARGS)
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) bench/gpu/start.py $(ARGS)
 
 .PHONY: gpu-bundle
 gpu-bundle: setup  ## .gpu: what the proof needs on a machine without a network (ARGS="--aot DIR": FlashInfer's kernels)

@@ -18,6 +18,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -80,7 +81,7 @@ def _download(target: Path) -> list[Path]:
     lines = [(ROOT / "constraints" / f"{name}.txt").read_text() for name in ("image-base", "image-worker-cuda")]
     wanted = target / "wanted.txt"
     wanted.write_text(locked(PACKAGES, lines) + "\n")
-    version = ".".join(map(str, BUNDLED_PYTHON))
+    python = ".".join(map(str, BUNDLED_PYTHON))
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in _GLIBC] + ["manylinux2014_x86_64", "manylinux1_x86_64"]
     command = [
         sys.executable,
@@ -92,7 +93,7 @@ def _download(target: Path) -> list[Path]:
         "--only-binary=:all:",
         "--require-hashes",
     ]
-    command += ["--python-version", version, "--implementation", "cp", "-d", str(target), "-r", str(wanted)]
+    command += ["--python-version", python, "--implementation", "cp", "-d", str(target), "-r", str(wanted)]
     subprocess.run([*command, *(part for name in platforms for part in ("--platform", name))], check=True)
     return sorted(target.glob("*.whl"))
 
@@ -107,14 +108,11 @@ def _site(wheels: Sequence[Path], aot: Path | None, target: Path) -> None:
         place = target / "flashinfer" / "data" / "aot" / library.stem
         place.mkdir(parents=True, exist_ok=True)
         shutil.copy(library, place / library.name)
-    # The guest's name in the cache says which componentize-py built it, which the runtime looks up.
-    from importlib.metadata import version
-
-    note = target / f"componentize_py-{version('componentize-py')}.dist-info"
-    note.mkdir()
-    (note / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: componentize-py\nVersion: {version('componentize-py')}\n"
-    )
+    # The guest's name in the cache says which componentize-py built it, and the runtime names its own release.
+    for name in ("componentize-py", "tartlet"):
+        note = target / f"{name.replace('-', '_')}-{version(name)}.dist-info"
+        note.mkdir()
+        (note / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version(name)}\n")
 
 
 def _guest_files() -> Iterator[tuple[Path, str]]:

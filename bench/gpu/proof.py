@@ -4,7 +4,7 @@ Each step is a process with a time limit, and writes one JSON file. A step that 
 the next one. After each step the archive `gpu-proof.tar.gz` is written anew, so it is there however the run ends.
 
 `--keep ARCHIVE` puts an archive that came back from a GPU machine into `bench/results/CARD`. Imports the standard
-library alone, so that it runs where nothing is installed.
+library alone, so that it runs where nothing is installed (`start`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from bench.gpu.loops import DecodeLoop, Rig, Way, flashinfer_lacks
 from bench.gpu.record import Record, Skip
 from bench.gpu.shapes import checkpoint
 
-CLOSE = 0.08
+CLOSE, CLOSE_FLOAT32 = 0.08, 1e-3
 PAGE_SIZES = (1, 5, 16, 32)
 
 
@@ -41,5 +41,8 @@ def run(record: Record) -> None:
         first = float(np.abs(told[0][1] - told[1][1])[same].max(initial=0.0))
         rows.append({"page_size": size, "same": float(same.mean()), "difference": first})
         record.note(rows=rows)
-        record.expect(first <= CLOSE, f"page size {size}: log-probabilities differ by {first:.3g}")
+        record.expect(
+            first <= (CLOSE_FLOAT32 if record.rehearse else CLOSE),
+            f"page size {size}: log-probabilities differ by {first:.3g}",
+        )
         record.expect(float(same.mean()) >= 0.75, f"page size {size}: tokens differ")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -49,6 +51,13 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_next(tmp_path: Path) -> No
     assert records[1]["reason"]
     with tarfile.open(tmp_path / ARCHIVE) as packed:
         assert {"baseline.json", "weights.json", "weights.log"} <= set(packed.getnames())
+
+
+def test_it_starts_where_nothing_is_installed(repo: Path) -> None:
+    alone = [sys.executable, "-S", "-E", str(repo / "bench" / "gpu" / "start.py"), "--help"]
+    said = subprocess.run(alone, capture_output=True, text=True, check=False, cwd="/")
+    assert said.returncode == 0, said.stderr
+    assert "--rehearse" in said.stdout
 
 
 def test_the_limits_add_up_to_ten_minutes() -> None:
