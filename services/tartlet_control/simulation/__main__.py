@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tartlet_control.order.orders import LIVE, ORDERS, Order
-from tartlet_control.simulation import load
+from tartlet_control.simulation import formats, load
 from tartlet_control.simulation.compare import Row, compare, known
 from tartlet_control.simulation.costs import Costs
 from tartlet_control.simulation.load import Trace
+from tartlet_control.simulation.plot import svg
 
 _DESCRIPTION = """\
 Compare orders of programs on a simulated engine: mean and 99th percentile of the time from a program's arrival to its
@@ -27,6 +29,7 @@ Examples:
   tartlet simulate
   tartlet simulate --mix chat --load 1.1 --order fcfs --order plas
   tartlet simulate --trace programs.jsonl --json numbers.json
+  tartlet simulate --plot orders.svg --loads 0.8,0.95,1.1
 """
 
 
@@ -35,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     costs = Costs(args.fixed_ms / 1e3, args.decode_us / 1e6, args.prefill_us / 1e6, args.slots, args.every)
     try:
-        traces, past = _load(args, costs)
+        traces, past = _load(args, costs, args.load)
     except (OSError, ValueError) as e:
         sys.stderr.write(f"tartlet simulate: {e}\n")
         return 2
@@ -51,18 +54,43 @@ def main(arguments: list[str] | None = None) -> int:
     _print(rows, f"{len(traces)} programs, {args.slots} slots")
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if args.plot:
+        _plot(args, costs, names, make)
     return 0
 
 
-def _load(args: argparse.Namespace, costs: Costs) -> tuple[list[Trace], list[Trace]]:
-    """Return the programs of the load, and past programs of the same kinds."""
+def _plot(args: argparse.Namespace, costs: Costs, names: Sequence[str], make: Callable[[str], Order]) -> None:
+    """Draw response times over loads, as Autellix's Figures 12 (mean) and 13 (tail) do."""
+    panels: dict[str, dict[str, list[float]]] = {"mean response, s": {}, "99th percentile, s": {}}
+    loads = sorted({*args.loads})
+    for at in loads:
+        traces, _ = _load(args, costs, at)
+        _progress(f"load {at:g} ...")
+        for row in compare(traces, names, costs, make):
+            panels["mean response, s"].setdefault(row.order, []).append(row.mean_s)
+            panels["99th percentile, s"].setdefault(row.order, []).append(row.p99_s)
+    title = f"{args.trace.name if args.trace else args.mix}, {args.slots} slots"
+    args.plot.write_text(svg(title, loads, panels, "load"))
+
+
+def _load(args: argparse.Namespace, costs: Costs, at: float) -> tuple[list[Trace], list[Trace]]:
+    """Return the programs of a load, and past programs of the same kinds."""
     if args.trace:
-        traces = load.read(args.trace)
+        traces = _read(args.trace)[: args.most]
+        if args.rescale or args.plot:
+            work_s = sum(costs.served_s(trace) for trace in traces)
+            traces = load.stretched(traces, work_s / at)
         return traces, []
     rng = np.random.default_rng(args.seed)
     traces = load.generate(args.mix, args.programs, rng)
     mean_s = float(np.mean([costs.served_s(trace) for trace in traces]))
-    return load.spaced(traces, mean_s / args.load, rng), load.generate(args.mix, args.past, rng)
+    return load.spaced(traces, mean_s / at, rng), load.generate(args.mix, args.past, rng)
+
+
+def _read(path: Path) -> list[Trace]:
+    if path.suffix == ".csv":
+        return formats.azure(path)
+    return formats.read_mooncake(path) if formats.is_mooncake(path) else load.read(path)
 
 
 def _print(rows: list[Row], title: str) -> None:
@@ -95,7 +123,16 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("--mix", choices=list(load.MIXES), default="mixed", help="programs of Autellix 6.1 (default: mixed)")
-    p.add_argument("--trace", type=Path, metavar="FILE", help="programs from a file instead, one JSON object a line")
+    p.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="programs from a file instead: one JSON object a line, Mooncake's requests, or a CSV file of Azure's",
+    )
+    p.add_argument("--most", type=_count, default=5000, help="first programs of a file (default: %(default)s)")
+    p.add_argument("--rescale", action="store_true", help="let the programs of a file arrive at --load")
+    p.add_argument("--plot", type=Path, metavar="FILE", help="write response times over loads here, as SVG")
+    p.add_argument("--loads", type=_loads, default=[0.5, 0.8, 0.95, 1.1], help="for --plot (default: 0.5,0.8,0.95,1.1)")
     p.add_argument("--programs", type=_count, default=500, help="how many (default: %(default)s)")
     p.add_argument("--past", type=_whole, default=2000, help="past programs that gittins knows (default: %(default)s)")
     p.add_argument(
@@ -113,6 +150,10 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--prefill-us", type=_nonnegative, default=50.0, help="a prefilled token (default: %(default)s)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here")
     return p
+
+
+def _loads(text: str) -> list[float]:
+    return [_positive(part) for part in text.split(",")]
 
 
 def _count(text: str) -> int:

@@ -75,6 +75,13 @@ def spaced(traces: list[Trace], mean_s: float, rng: np.random.Generator) -> list
     return [Trace(t.name, at, t.waves, t.pauses_s) for t, at in zip(traces, arrivals, strict=True)]
 
 
+def stretched(traces: list[Trace], over_s: float) -> list[Trace]:
+    """Spread the arrivals, which keep their pattern, over as many seconds. All at once stays all at once."""
+    last = max((t.arrival_s for t in traces), default=0.0)
+    by = over_s / last if last else 1.0
+    return [Trace(t.name, t.arrival_s * by, t.waves, t.pauses_s) for t in traces]
+
+
 def read(path: Path) -> list[Trace]:
     """Read a file of programs, one JSON object a line.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
-from tartlet_control.simulation import load
+from tartlet_control.simulation import formats, load
 from tartlet_control.simulation.__main__ import main
 
 
@@ -48,3 +49,41 @@ def test_a_line_that_is_no_program_is_named(line: str, tmp_path: Path, capsys: p
         load.read(trace)
     assert main(["--trace", str(trace)]) == 2
     assert "line 2" in capsys.readouterr().err
+
+
+def test_traces_of_requests_are_read_as_programs(tmp_path: Path) -> None:
+    azure = tmp_path / "azure.csv"
+    azure.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:05.4799600,3180,8\n"
+    )
+    assert [(t.arrival_s, t.waves) for t in formats.azure(azure)] == [(0.0, (((4808, 10),),)), (1.5, (((3180, 8),),))]
+    azure.write_text("TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,4808\n")
+    with pytest.raises(ValueError, match="line 2"):
+        formats.azure(azure)
+    requests = [
+        {"timestamp": 0, "input_length": 2100, "output_length": 5, "hash_ids": [0, 1, 2, 3, 4]},
+        {"timestamp": 1000, "input_length": 2100, "output_length": 6, "hash_ids": [0, 1, 5, 6, 7]},
+        {"timestamp": 3000, "input_length": 2700, "output_length": 7, "hash_ids": [0, 1, 2, 3, 8, 9]},
+        {"timestamp": 9000, "input_length": 3000, "output_length": 8, "hash_ids": [0, 1, 2, 3, 8, 10]},
+    ]
+    mooncake = tmp_path / "mooncake.jsonl"
+    mooncake.write_text("\n".join(map(json.dumps, requests)))
+    assert formats.is_mooncake(mooncake)
+    first, second = formats.read_mooncake(mooncake)
+    assert first.waves == (((2100, 5),), ((2700 - 4 * 512, 7),), ((3000 - 5 * 512, 8),))
+    assert first.pauses_s == (0.0, 3.0, 6.0)
+    assert (second.arrival_s, second.waves) == (1.0, (((2100, 6),),))
+    mooncake.write_text('{"hash_ids": [0], "timestamp": 0}')
+    with pytest.raises(ValueError, match="input_length is missing"):
+        formats.read_mooncake(mooncake)
+
+
+def test_a_figure_has_a_line_for_each_order_in_each_panel(tmp_path: Path) -> None:
+    figure = tmp_path / "orders.svg"
+    few = ["--programs", "12", "--past", "20", "--order", "fcfs", "--order", "plas"]
+    assert main([*few, "--plot", str(figure), "--loads", "0.5,1.2"]) == 0
+    root = ET.fromstring(figure.read_text())
+    lines = root.findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 2 * 3  # srpt is in every figure
+    assert all(len(line.attrib["points"].split()) == 2 for line in lines)

@@ -13,8 +13,22 @@ import pytest
 
 import tartlet
 from tests.e2e.cluster import Cluster, cluster
-from tests.e2e.serving import program
 
+PROGRAM = """# Fills a context with as many tokens as its argument says, and generates without end.
+
+import sys
+
+import inferlet
+
+
+async def main() -> None:
+    count = int(sys.argv[1])
+    async with inferlet.Context(seed=1) as ctx:
+        ctx.fill_tokens([5 + n % 97 for n in range(count)])
+        inferlet.send("begins")
+        async for _ in ctx.generate(max_tokens=100_000, eos=False):
+            pass
+"""
 FLOOD, FEW = 20, 3
 TOKENS = 480
 """Of each program's prompt: 30 pages. The engine has 292, the flood asks for 600."""
@@ -54,7 +68,9 @@ async def _until(operator: tartlet.AsyncClient, holds: Callable[[dict[str, list[
 
 
 async def test_a_flooding_tenant_takes_neither_share_nor_programs_from_another(small: Cluster) -> None:
-    spec = tartlet.LaunchSpec(source=program("filler"), args=[str(TOKENS)], durable=False)
+    spec = tartlet.LaunchSpec(
+        source=tartlet.Source(PROGRAM.encode(), filename="filler.py"), args=[str(TOKENS)], durable=False
+    )
     async with (
         asyncio.timeout(150),
         _client(small, "tenant.a", "client") as a,
