@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import struct
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tartlet_common.abi import Event, Flag, GrammarKind, MaskWhat, Op, Priority, SampleFlag, Writer, u32
+from tartlet_common.abi import WHOLE_TABLE, Event, Flag, GrammarKind, MaskWhat, Op, Priority, SampleFlag, u32
+from tools.abi_vector import Record, Vector, awaited, submission
 from tools.generated import write_or_check
 
 TARGET = Path("inferlets/sdk/vectors/abi.json")
@@ -23,86 +23,35 @@ QUEUE = 3
 EVERY_BYTE = bytes(range(256))
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One record of a vector."""
-
-    op: int
-    a: int = 0
-    b: int = 0
-    c: int = 0
-    payload: bytes = b""
-    queue: int = 0
-    flags: int = 0
-    ticket: int = 1
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields that are not zero, with the payload as hexadecimal."""
-        fields = {name: getattr(self, name) for name in ("op", "flags", "ticket", "queue", "a", "b", "c")}
-        return {**{name: int(value) for name, value in fields.items() if value}, "payload": self.payload.hex()}
-
-
-@dataclass(frozen=True, slots=True)
-class Vector:
-    """A submission or delivery: its arguments, records and bytes."""
-
-    name: str
-    kind: str  # "submission" | "delivery"
-    records: tuple[Record, ...]
-    arguments: dict[str, Any] = field(default_factory=dict)  # of the call that makes the record
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the vector in the form of the file."""
-        writer = Writer()
-        for record in self.records:
-            fields = {name: getattr(record, name) for name in Record.__slots__ if name != "op"}
-            writer.add(record.op, **fields)
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "arguments": self.arguments,
-            "records": [record.as_json() for record in self.records],
-            "bytes": writer.finish().hex(),
-        }
-
-
-def _submission(op: Op, record: Record, name: str = "", **arguments: Any) -> Vector:
-    return Vector(name or op.name.lower(), "submission", (record,), arguments)
-
-
-def _awaited(op: Op, *, queue: int = 0, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> Record:
-    return Record(op, a, b, c, payload, queue, Flag.AWAIT)
-
-
 def runtime_vectors() -> list[Vector]:
     """Yield the operations that the runtime answers."""
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": True}
     return [
-        _submission(Op.LOG, Record(Op.LOG, 2, payload=b"caf\xc3\xa9\n"), stream=2, text="café\n"),
-        _submission(Op.SEND, Record(Op.SEND, payload=EVERY_BYTE), message=EVERY_BYTE.hex()),
-        _submission(Op.RECEIVE, _awaited(Op.RECEIVE)),
-        _submission(Op.GET_ARG, _awaited(Op.GET_ARG)),
-        _submission(Op.AVAILABLE_MODELS, _awaited(Op.AVAILABLE_MODELS)),
-        _submission(
+        submission(Op.LOG, Record(Op.LOG, 2, payload=b"caf\xc3\xa9\n"), stream=2, text="café\n"),
+        submission(Op.SEND, Record(Op.SEND, payload=EVERY_BYTE), message=EVERY_BYTE.hex()),
+        submission(Op.RECEIVE, awaited(Op.RECEIVE)),
+        submission(Op.GET_ARG, awaited(Op.GET_ARG)),
+        submission(Op.AVAILABLE_MODELS, awaited(Op.AVAILABLE_MODELS)),
+        submission(
             Op.AVAILABLE_MODELS,
-            _awaited(Op.AVAILABLE_MODELS, payload=b'["Forward"]'),
+            awaited(Op.AVAILABLE_MODELS, payload=b'["Forward"]'),
             "available_models_with_traits",
             traits=["Forward"],
         ),
-        _submission(Op.GET_VERSION, _awaited(Op.GET_VERSION)),
-        _submission(Op.GET_INSTANCE_ID, _awaited(Op.GET_INSTANCE_ID)),
-        _submission(Op.PROMPT_TEMPLATE, _awaited(Op.PROMPT_TEMPLATE, a=2), model=2),
-        _submission(Op.GET_MODEL, _awaited(Op.GET_MODEL, payload=b"tiny"), model_name="tiny"),
-        _submission(
+        submission(Op.GET_VERSION, awaited(Op.GET_VERSION)),
+        submission(Op.GET_INSTANCE_ID, awaited(Op.GET_INSTANCE_ID)),
+        submission(Op.PROMPT_TEMPLATE, awaited(Op.PROMPT_TEMPLATE, a=2), model=2),
+        submission(Op.GET_MODEL, awaited(Op.GET_MODEL, payload=b"tiny"), model_name="tiny"),
+        submission(
             Op.TOKENIZE,
-            _awaited(Op.TOKENIZE, a=2, b=1, payload=b"na\xc3\xafve"),
+            awaited(Op.TOKENIZE, a=2, b=1, payload=b"na\xc3\xafve"),
             model=2,
             text="naïve",
             special=True,
         ),
-        _submission(Op.DETOKENIZE, _awaited(Op.DETOKENIZE, a=2, payload=u32([7, 70000])), model=2, tokens=[7, 70000]),
-        _submission(Op.GET_VOCABS, _awaited(Op.GET_VOCABS, a=2, b=512, c=64), model=2, first=512, count=64),
-        _submission(Op.FORMAT_CHAT, _awaited(Op.FORMAT_CHAT, a=2, payload=json.dumps(chat).encode()), model=2, **chat),
+        submission(Op.DETOKENIZE, awaited(Op.DETOKENIZE, a=2, payload=u32([7, 70000])), model=2, tokens=[7, 70000]),
+        submission(Op.GET_VOCABS, awaited(Op.GET_VOCABS, a=2, b=512, c=64), model=2, first=512, count=64),
+        submission(Op.FORMAT_CHAT, awaited(Op.FORMAT_CHAT, a=2, payload=json.dumps(chat).encode()), model=2, **chat),
     ]
 
 
@@ -113,12 +62,12 @@ def sharing_vectors() -> list[Vector]:
     every = EVERY_BYTE.hex()
     keyed = (Op.STORE_GET, Op.STORE_DELETE, Op.STORE_EXISTS)
     return [
-        *(_submission(op, _awaited(op, payload=key), key=name) for op in keyed),
-        _submission(Op.STORE_SET, _awaited(Op.STORE_SET, a=len(key), payload=both), key=name, value=every),
-        _submission(Op.STORE_LIST_KEYS, _awaited(Op.STORE_LIST_KEYS, payload=b"a/"), prefix="a/"),
-        _submission(Op.BROADCAST, _awaited(Op.BROADCAST, a=len(key), payload=both), topic=name, message=every),
-        _submission(Op.SUBSCRIBE, _awaited(Op.SUBSCRIBE, a=number, payload=key), number=number, topic=name),
-        *(_submission(op, _awaited(op, a=number), number=number) for op in (Op.UNSUBSCRIBE, Op.NEXT_MESSAGE)),
+        *(submission(op, awaited(op, payload=key), key=name) for op in keyed),
+        submission(Op.STORE_SET, awaited(Op.STORE_SET, a=len(key), payload=both), key=name, value=every),
+        submission(Op.STORE_LIST_KEYS, awaited(Op.STORE_LIST_KEYS, payload=b"a/"), prefix="a/"),
+        submission(Op.BROADCAST, awaited(Op.BROADCAST, a=len(key), payload=both), topic=name, message=every),
+        submission(Op.SUBSCRIBE, awaited(Op.SUBSCRIBE, a=number, payload=key), number=number, topic=name),
+        *(submission(op, awaited(op, a=number), number=number) for op in (Op.UNSUBSCRIBE, Op.NEXT_MESSAGE)),
     ]
 
 
@@ -126,23 +75,23 @@ def control_vectors() -> list[Vector]:
     """Yield the operations that control answers."""
     ids = [0, 1, 0xFFFFFFFE]
     tables = [
-        _submission(op, Record(op, payload=u32(ids), queue=QUEUE), queue=QUEUE, ids=ids)
+        submission(op, Record(op, payload=u32(ids), queue=QUEUE), queue=QUEUE, ids=ids)
         for op in Op
         if "ALLOC" in op.name and op is not Op.DEALLOC_GRAMMAR
     ]
     return [
-        _submission(Op.CREATE_QUEUE, Record(Op.CREATE_QUEUE, 2, queue=QUEUE), queue=QUEUE, model=2),
-        _submission(
+        submission(Op.CREATE_QUEUE, Record(Op.CREATE_QUEUE, 2, queue=QUEUE), queue=QUEUE, model=2),
+        submission(
             Op.SET_QUEUE_PRIORITY,
             Record(Op.SET_QUEUE_PRIORITY, Priority.HIGH, queue=QUEUE),
             queue=QUEUE,
             priority=int(Priority.HIGH),
         ),
-        _submission(Op.SYNCHRONIZE, _awaited(Op.SYNCHRONIZE, queue=QUEUE), queue=QUEUE),
-        _submission(Op.RESET, Record(Op.RESET, queue=QUEUE), queue=QUEUE),
-        _submission(Op.CANCEL, _awaited(Op.CANCEL, queue=QUEUE, a=41), queue=QUEUE, since=41),
+        submission(Op.SYNCHRONIZE, awaited(Op.SYNCHRONIZE, queue=QUEUE), queue=QUEUE),
+        submission(Op.RESET, Record(Op.RESET, queue=QUEUE), queue=QUEUE),
+        submission(Op.CANCEL, awaited(Op.CANCEL, queue=QUEUE, a=41), queue=QUEUE, since=41),
         *tables,
-        _submission(
+        submission(
             Op.TABLE,
             Record(Op.TABLE, 5, 32, 2, u32([4]), QUEUE),
             queue=QUEUE,
@@ -151,7 +100,7 @@ def control_vectors() -> list[Vector]:
             keep_tokens=32,
             new_rows=2,
         ),
-        _submission(
+        submission(
             Op.TABLE,
             Record(Op.TABLE, 5, 16, 1, queue=QUEUE),
             "table_of_itself",
@@ -161,7 +110,33 @@ def control_vectors() -> list[Vector]:
             keep_tokens=16,
             new_rows=1,
         ),
-        _submission(Op.USAGE, _awaited(Op.USAGE)),
+        submission(Op.USAGE, awaited(Op.USAGE)),
+    ]
+
+
+def name_vectors() -> list[Vector]:
+    """Yield the calls on names."""
+    name = "docs/ä".encode()
+    export = awaited(Op.EXPORT_KVPAGE, queue=QUEUE, a=5, b=WHOLE_TABLE, c=len(name), payload=u32([0]) + name)
+    tail = awaited(Op.EXPORT_KVPAGE, queue=QUEUE, b=0, c=len(name), payload=u32([60]) + name + u32([1, 70000]))
+    return [
+        submission(Op.EXPORT_KVPAGE, export, queue=QUEUE, kv=5, exported="docs/ä"),
+        submission(
+            Op.EXPORT_KVPAGE,
+            tail,
+            "export_kvpage_tail",
+            queue=QUEUE,
+            kv=None,
+            exported="docs/ä",
+            tail=[1, 70000],
+            ttl_s=60,
+        ),
+        *(
+            submission(op, awaited(op, queue=QUEUE, payload=name), queue=QUEUE, exported="docs/ä")
+            for op in (Op.IMPORT_KVPAGE, Op.UNEXPORT_KVPAGE)
+        ),
+        submission(Op.GET_ALL_EXPORTED_KVPAGES, awaited(Op.GET_ALL_EXPORTED_KVPAGES, queue=QUEUE), queue=QUEUE),
+        submission(Op.SET_PREFIX_CACHE, Record(Op.SET_PREFIX_CACHE, 0, 1, queue=QUEUE), queue=QUEUE, program=True),
     ]
 
 
@@ -169,7 +144,7 @@ def mask_vectors() -> list[Vector]:
     """Yield what MASK_TABLE does with slots."""
     names = {MaskWhat.SHOW: "show", MaskWhat.HIDE: "hide", MaskWhat.DROP: "drop"}
     return [
-        _submission(
+        submission(
             Op.MASK_TABLE,
             Record(Op.MASK_TABLE, 5, 16, 32, u32([what]), QUEUE),
             "" if what == MaskWhat.HIDE else f"mask_table_{name}",
@@ -204,7 +179,7 @@ def worker_vectors() -> list[Vector]:
     )
     sampling = struct.pack("<fIffQII", 0.5, 40, 0.75, 0.125, 0x0123456789ABCDEF, 8, 2) + u32([2, 3])
     return [
-        _submission(
+        submission(
             Op.EMBED_TXT,
             Record(Op.EMBED_TXT, 2, 0, payload=u32([4, 5, 100, 70000, 10, 11]), queue=QUEUE),
             queue=QUEUE,
@@ -212,7 +187,7 @@ def worker_vectors() -> list[Vector]:
             positions=[10, 11],
             embeds=[4, 5],
         ),
-        _submission(
+        submission(
             Op.EMBED_TXT,
             Record(Op.EMBED_TXT, 1, 1, payload=u32([4, 1, 10]), queue=QUEUE),
             "embed_txt_from_slot",
@@ -221,7 +196,7 @@ def worker_vectors() -> list[Vector]:
             positions=[10],
             embeds=[4],
         ),
-        _submission(
+        submission(
             Op.FORWARD,
             Record(Op.FORWARD, 3, payload=head + lists, queue=QUEUE),
             queue=QUEUE,
@@ -231,7 +206,7 @@ def worker_vectors() -> list[Vector]:
             oemb=[6],
             okv_offset=3,
         ),
-        _submission(
+        submission(
             Op.FORWARD,
             Record(Op.FORWARD, 0, 7, 1, head + lists + bytes([0b01011101, 0b1110]), QUEUE),
             "forward_with_mask_and_adapter",
@@ -243,7 +218,7 @@ def worker_vectors() -> list[Vector]:
             mask=mask,
             adapter=7,
         ),
-        _submission(
+        submission(
             Op.FORWARD_TABLE,
             Record(Op.FORWARD_TABLE, 5, 70000, payload=u32([2, 1, 0, 4, 5, 6]), queue=QUEUE),
             queue=QUEUE,
@@ -252,7 +227,7 @@ def worker_vectors() -> list[Vector]:
             iemb=[4, 5],
             oemb=[6],
         ),
-        _submission(
+        submission(
             Op.FORWARD_TABLE,
             Record(Op.FORWARD_TABLE, 5, 4, 1, u32([2, 1, 7, 4, 5, 6]) + bytes([0b01011101, 0b1110]), QUEUE),
             "forward_table_with_mask_and_adapter",
@@ -264,7 +239,7 @@ def worker_vectors() -> list[Vector]:
             mask=mask,
             adapter=7,
         ),
-        _submission(
+        submission(
             Op.COPY_KVPAGE,
             Record(Op.COPY_KVPAGE, 1, 2, 3, u32([8, 9]), QUEUE),
             queue=QUEUE,
@@ -274,23 +249,23 @@ def worker_vectors() -> list[Vector]:
             dst_offset=2,
             size=3,
         ),
-        _submission(
+        submission(
             Op.MASK_KVPAGE,
             Record(Op.MASK_KVPAGE, 9, 0b1001, queue=QUEUE),
             queue=QUEUE,
             page=9,
             mask=[True, False, False, True],
         ),
-        _submission(
+        submission(
             Op.GET_NEXT_DIST,
-            _awaited(Op.GET_NEXT_DIST, queue=QUEUE, a=5, payload=u32([6, 7])),
+            awaited(Op.GET_NEXT_DIST, queue=QUEUE, a=5, payload=u32([6, 7])),
             queue=QUEUE,
             embeds=[6, 7],
             top_k=5,
         ),
-        _submission(
+        submission(
             Op.SAMPLE,
-            _awaited(Op.SAMPLE, queue=QUEUE, a=6, b=1, payload=sampling),
+            awaited(Op.SAMPLE, queue=QUEUE, a=6, b=1, payload=sampling),
             queue=QUEUE,
             emb=6,
             slot=1,
@@ -302,9 +277,9 @@ def worker_vectors() -> list[Vector]:
             draw=8,
             stop=[2, 3],
         ),
-        _submission(
+        submission(
             Op.SAMPLE,
-            _awaited(Op.SAMPLE, queue=QUEUE, a=6, b=1, payload=optional),
+            awaited(Op.SAMPLE, queue=QUEUE, a=6, b=1, payload=optional),
             "sample_with_options",
             queue=QUEUE,
             emb=6,
@@ -318,9 +293,9 @@ def worker_vectors() -> list[Vector]:
             presence_penalty=-0.5,
             history=[[1, 2], [3]],
         ),
-        _submission(
+        submission(
             Op.SAMPLE,
-            _awaited(Op.SAMPLE, queue=QUEUE, a=6, b=1, payload=following),
+            awaited(Op.SAMPLE, queue=QUEUE, a=6, b=1, payload=following),
             "sample_with_grammar",
             queue=QUEUE,
             emb=6,
@@ -328,15 +303,15 @@ def worker_vectors() -> list[Vector]:
             grammar=4,
             matched=[123, 34],
         ),
-        _submission(
+        submission(
             Op.GRAMMAR,
-            _awaited(Op.GRAMMAR, queue=QUEUE, a=4, b=GrammarKind.REGEX, payload=b"[a-z]+"),
+            awaited(Op.GRAMMAR, queue=QUEUE, a=4, b=GrammarKind.REGEX, payload=b"[a-z]+"),
             queue=QUEUE,
             id=4,
             kind=int(GrammarKind.REGEX),
             text="[a-z]+",
         ),
-        _submission(Op.DEALLOC_GRAMMAR, Record(Op.DEALLOC_GRAMMAR, 4, queue=QUEUE), queue=QUEUE, grammar=4),
+        submission(Op.DEALLOC_GRAMMAR, Record(Op.DEALLOC_GRAMMAR, 4, queue=QUEUE), queue=QUEUE, grammar=4),
     ]
 
 
@@ -383,6 +358,7 @@ def generate() -> str:
         *control_vectors(),
         *worker_vectors(),
         *mask_vectors(),
+        *name_vectors(),
         *delivery_vectors(),
     ]
     lines = ",\n".join("  " + json.dumps(vector.as_json(), ensure_ascii=False) for vector in vectors)

@@ -65,6 +65,7 @@ class PageTables:
             end = keep + len(added)
             self._reserve(max(table, source) + 1, end)
             first = keep
+            again = self._again(table, keep, added)
             if source != table:
                 self.rows[table, :keep] = self.rows[source, :keep]
                 self.plain[table], self.limit[table] = self.plain[source], self.limit[source]
@@ -74,13 +75,20 @@ class PageTables:
             self.rows[table, keep:end] = added
             self.count[table] = end
             slots = keep * self._page_size
-            self.plain[table] = min(int(self.plain[table]), slots)
+            self.plain[table] = max(min(int(self.plain[table]), slots), again if self.plain[table] >= slots else 0)
             if (added == HOLE).any():
                 self.limit[table] = min(int(self.limit[table]), slots)
             elif self.limit[table] >= slots:
                 self.limit[table] = NO_LIMIT
             if end > first:
                 self.changed.append((table, first, end))
+
+    def _again(self, table: int, keep: int, added: npt.NDArray[np.int32]) -> int:
+        """Return how many slots of a table stay plain, if those of its first `keep` rows are: rows are added again."""
+        had = self.rows[table, keep : int(self.count[table])][: len(added)]
+        differ = np.flatnonzero(had != added[: len(had)])
+        same = int(differ[0]) if len(differ) else len(had)
+        return min(int(self.plain[table]), (keep + same) * self._page_size) if same else 0
 
     def _keep_hidden(self, table: int, source: int, keep: int, added: npt.NDArray[np.int32]) -> None:
         """Keep the marks of slots whose rows stay: the first `keep` rows of the source, and rows that are added again.

@@ -102,6 +102,14 @@ class Op(IntEnum):
     SUBSCRIBE = 53  # a: subscription, a number chosen by the program; payload: topic
     UNSUBSCRIBE = 54  # a: subscription
     NEXT_MESSAGE = 55  # a: subscription; answered when a message is there; a: messages lost before; payload: message
+    # a: table, b: tokens of it (WHOLE_TABLE: all), c: bytes of the name; payload: u32 seconds (0: as is usual), name,
+    # u32 tokens that follow. Answer a: tokens, b: version; payload: 16 bytes of digest
+    EXPORT_KVPAGE = 56
+    IMPORT_KVPAGE = 57  # payload: name; answer a: tokens, b: version; payload: 16 bytes of digest, u32 tokens
+    UNEXPORT_KVPAGE = 58  # payload: name
+    GET_ALL_EXPORTED_KVPAGES = 59  # answer payload: JSON list of {name, tokens, version, digest}
+    # a: 1 if the queue's tables take over cached rows and leave theirs; b: 1 for all queues of the program. No answer.
+    SET_PREFIX_CACHE = 60
     # answered by the worker
     EMBED_TXT = 64  # a: n, b: 0 token ids, 1 token slots; payload: u32 embeds[n], sources[n], positions[n]
     FORWARD = 65  # a: okv_offset, b: adapter (0 none), c: 1 with mask; payload: FORWARD_HEAD, lists, mask bits
@@ -129,10 +137,15 @@ QUEUED_OPS = WORKER_OPS | {
     Op.ALLOC_SLOT,
     Op.DEALLOC_SLOT,
     Op.TABLE,
+    Op.EXPORT_KVPAGE,
+    Op.IMPORT_KVPAGE,
+    Op.UNEXPORT_KVPAGE,
 }
 """Operations that wait for their turn in a command queue; control runs its other operations on arrival."""
 
 DEFAULT_TOP_K = 256
+WHOLE_TABLE = 0xFFFF_FFFF
+"""Stands for all tokens of a table in EXPORT_KVPAGE."""
 
 FORWARD_HEAD = np.dtype([("n_ikv", "<u4"), ("n_iemb", "<u4"), ("n_okv", "<u4"), ("n_oemb", "<u4")])
 """First 16 bytes of a FORWARD payload; then u32 ikv, iemb, okv, oemb; then the mask, row-major, little-endian bits."""

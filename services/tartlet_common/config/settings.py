@@ -94,6 +94,15 @@ class ControlSettings(_Settings):
     rebuild_grace_s: float = Field(
         60.0, ge=0, le=3600, description="seconds that a program whose engine was lost waits for another one"
     )
+    prefix_cache: bool = Field(
+        default=True, description="whether programs of a tenant take over rows of equal prompts instead of computing"
+    )
+    name_tokens: int = Field(
+        1 << 20, ge=0, description="tokens that the exported contexts of a tenant may have; more end the longest unused"
+    )
+    name_ttl_s: float = Field(
+        86_400.0, ge=0, description="seconds without use after which an exported context ends, if its export says none"
+    )
     program_pages: int = Field(
         0, ge=0, description="KV pages of a program, at most; a launch may ask for fewer; 0: all of the engine's"
     )

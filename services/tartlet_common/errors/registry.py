@@ -131,6 +131,18 @@ class ContextTooLong(TartletError):
     remedy = "Shorten the context, or use a model with a longer one."
 
 
+@_register(121)
+class UnknownName(TartletError):
+    message = "nothing is exported as {name!r}"
+    remedy = "Export it first; an export ends when it was unused for its time or its tenant's budget is full."
+
+
+@_register(122)
+class NotPlain(TartletError):
+    message = "the table can't be exported: {call} wrote slots whose content tokens alone don't tell"
+    remedy = "Export contexts without masks, hidden or dropped tokens, and with each token at its own position."
+
+
 @_register(124)
 class UnknownPool(TartletError):
     message = "no engine of the pool {pool!r} is there for this program; pools that it may use: {available}"
@@ -282,6 +294,12 @@ class MemoryBudgetExceeded(TartletError):
 class CompilerMemoryExceeded(TartletError):
     message = "compiling the module takes more than the {limit} bytes of memory that a compiler may have now"
     remedy = "Make functions smaller, try again later, or raise process_memory_bytes, a setting (or the pod's limit)."
+
+
+@_register(320)
+class NameBudgetExceeded(TartletError):
+    message = "exported contexts: the tenant has {held} {kind} and asked for {asked} more; its limit is {limit}"
+    remedy = "Unexport names, export less, or let control's operator raise name_tokens."
 
 
 # ---- 4xx: parts of the system that went away --------------------------------------------------------------------

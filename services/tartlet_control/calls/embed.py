@@ -18,7 +18,7 @@ from tartlet_control.tables.programs import Command, CommandQueue, Held, Program
 class EmbedTxt(Command):
     """Embeds `sources` (token ids or, `from_slots`, virtual slots) at `positions` into `embeds`."""
 
-    __slots__ = ("embeds", "from_slots", "positions", "sources")
+    __slots__ = ("embeds", "from_slots", "looked", "positions", "sources")
     kind = int(Kind.EMBED_TXT)
 
     def __init__(self, queue: CommandQueue, record: Record, arrived: float, words: list[int]) -> None:
@@ -31,6 +31,7 @@ class EmbedTxt(Command):
         self.sources = words[n : 2 * n]
         self.positions = words[2 * n :]
         self.from_slots = record.b
+        self.looked = False  # whether the engine's prefixes were asked for its tokens
 
 
 def parse_embed_txt(queue: CommandQueue, record: Record, payload: memoryview, arrived: float) -> Command:

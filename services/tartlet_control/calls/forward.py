@@ -14,6 +14,7 @@ from tartlet_common.engine.step import EMPTY_I32, Kind
 from tartlet_common.engine.step import Forward as ForwardBatch
 from tartlet_common.errors.registry import InvalidArgument, MalformedSubmission, UnsupportedTrait
 from tartlet_control.calls.base import MAX_IDS, MAX_TOKENS, EngineCall, check_distinct, i32, u32, words
+from tartlet_control.calls.copying import own_rows
 from tartlet_control.tables.ledger import EMBEDS, PAGES
 from tartlet_control.tables.page_tables import PageTable
 from tartlet_control.tables.programs import Command, CommandQueue, Held
@@ -25,7 +26,7 @@ _Lists = tuple[list[int], list[int], list[int], list[int]]  # ikv, iemb, okv, oe
 class Forward(Command):
     """One `forward`, as docs/abi.md has it. `mask` holds packed rows or is empty."""
 
-    __slots__ = ("iemb", "ikv", "mask", "oemb", "okv", "okv_offset", "table")
+    __slots__ = ("cut", "iemb", "ikv", "mask", "oemb", "okv", "okv_offset", "table")
     kind = int(Kind.FORWARD)
 
     def __init__(self, queue: CommandQueue, record: Record, arrived: float, lists: _Lists, mask: bytes) -> None:
@@ -35,6 +36,7 @@ class Forward(Command):
         self.okv_offset = record.a
         self.table = -1  # `calls.tables.ForwardTable` has the program's number of a table here
         self.mask = mask
+        self.cut: list[int] = []  # leading embeds that needn't be computed, because rows of another table have them
         self.size = 64 + 4 * (len(self.ikv) + self.tokens + len(self.okv) + len(self.oemb)) + len(mask)
 
     def find(self) -> PageTable | None:
@@ -184,6 +186,8 @@ class PackForward:
             self._okv += okv
             self._table.append(-1)
         else:
+            if offset < table.common * c.queue.spec.page_size:
+                own_rows(c.queue.place, table, offset)
             table.sent(offset, c.tokens, masked=bool(mask))
             engine = c.queue.place.engine
             assert engine is not None, "a table with rows is on an engine"

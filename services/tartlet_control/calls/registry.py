@@ -15,11 +15,12 @@ from tartlet_common.errors.registry import (
     EmbedLost,
     FrameTooLarge,
     InvalidArgument,
+    OutOfPages,
     UnknownOperation,
     UnknownResource,
     UnsupportedTrait,
 )
-from tartlet_control.calls import embed, forward, kv, output, queue, table_masks, tables
+from tartlet_control.calls import embed, forward, kv, names, output, queue, table_masks, tables
 from tartlet_control.calls.base import ControlCall, EngineCall, Parser
 from tartlet_control.tables.ledger import RESOURCE_NAMES
 from tartlet_control.tables.programs import Command, CommandQueue, Held
@@ -31,6 +32,7 @@ CONTROL_CALLS: Final[tuple[ControlCall, ...]] = (
     *queue.CONTROL_CALLS,
     *kv.CONTROL_CALLS,
     *tables.CONTROL_CALLS,
+    *names.CONTROL_CALLS,
 )
 """Calls that control executes at the head of their queue."""
 ENGINE_CALLS: Final[tuple[EngineCall, ...]] = (
@@ -105,7 +107,7 @@ def build(kind: int, commands: list[Command], fail: Fail, refuse: Refuse) -> tup
         except KeyError as e:
             fail(command, _unknown(command, place.held, e.args[0]))
             continue
-        except (InvalidArgument, UnknownResource, UnsupportedTrait) as e:
+        except (InvalidArgument, OutOfPages, UnknownResource, UnsupportedTrait) as e:
             fail(command, e)
             continue
         lanes.append(queue.lane)

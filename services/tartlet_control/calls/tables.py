@@ -27,7 +27,7 @@ class Table(Command):
     `share` has the source's rows if the source belongs to another queue.
     """
 
-    __slots__ = ("keep_tokens", "new_rows", "share", "source", "table")
+    __slots__ = ("keep_tokens", "new_rows", "share", "shrunk", "source", "table")
     survives_cancel = True
 
     def __init__(self, queue: CommandQueue, record: Record, arrived: float, source: int) -> None:
@@ -35,6 +35,7 @@ class Table(Command):
         self.table, self.keep_tokens, self.new_rows = record.a, record.b, record.c
         self.source = source
         self.share: Share | None = None
+        self.shrunk: bool | None = None  # whether it only dropped rows, in a poisoned queue; None before it is executed
 
 
 class Share(Command):
@@ -55,10 +56,39 @@ class Share(Command):
         self.error: TartletError | None = None
 
 
+class Reused(Command):
+    """Notes that a table got rows which hold the tokens that its queue was about to compute. Control makes it.
+
+    `covered` are forwards that needn't run, each with the `embed_txt` before it; `trimmed` has fewer tokens left.
+    """
+
+    __slots__ = ("covered", "start", "table", "trimmed", "values")
+
+    def __init__(self, queue: CommandQueue, table: int, start: int, values: list[int], arrived: float) -> None:
+        """`values`: the tokens of slots from `start` on."""
+        super().__init__(queue, Record(0, 0, 0, queue.id, 0, 0, 0, 0, 0), arrived)
+        self.table, self.start, self.values = table, start, values
+        self.covered: list[tuple[Command, ForwardTable]] = []
+        self.trimmed: ForwardTable | None = None
+
+
 class ForwardTable(Forward):
     """One `forward_table`: its tokens go to the slots of `table` from `okv_offset` on, and see the slots before."""
 
     __slots__ = ()
+
+    def trim(self, tokens: int) -> None:
+        """Leave out the first tokens: the table has rows that hold them."""
+        self.cut, self.iemb = self.iemb[:tokens], self.iemb[tokens:]
+        self.okv_offset += tokens
+        self.tokens -= tokens
+
+    def restore(self) -> None:
+        """Undo `trim`."""
+        self.iemb = [*self.cut, *self.iemb]
+        self.okv_offset -= len(self.cut)
+        self.tokens += len(self.cut)
+        self.cut = []
 
     def find(self) -> PageTable:
         """Return the table, after a check that the command may run over it.

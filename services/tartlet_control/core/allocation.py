@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tartlet_common.errors.registry import (
     PageQuotaExceeded,
     ProgramTooLarge,
@@ -75,8 +77,8 @@ class Allocator:
             program.peak_pages = max(program.peak_pages, program.num_pages)
         return True
 
-    def room_for_rows(self, place: Place, asked: int, freed: int) -> bool:
-        """Make sure that an engine has pages for `asked` rows of a table, once the table has given `freed` pages back.
+    def room_for_rows(self, place: Place, asked: int, given: list[int]) -> bool:
+        """Make sure that an engine has pages for `asked` rows of a table, once the table has given some pages back.
 
         Returns False if there was no room and the program itself was ended for it. A page counts once for its program,
         however many of its tables share the page.
@@ -87,25 +89,33 @@ class Allocator:
         """
         engine, program = self.engine_of(place), place.program
         pool = engine.pools[PAGES]
+        freed = place.rows.count_last(given)
         left = program.num_pages - freed
         if program.page_limit and left + asked > program.page_limit:
             raise PageQuotaExceeded(held=left, asked=asked, limit=program.page_limit)
         most = place.num_held(PAGES) - freed + asked
         if most > pool.total:
             raise ProgramTooLarge(asked=most, kind=POOL_NAMES[PAGES], total=pool.total)
-        return self._has_room(place, PAGES, asked - freed)
+        return self._has_room(place, PAGES, asked, given)
 
-    def _has_room(self, place: Place, pool_index: int, asked: int) -> bool:
+    def _has_room(self, place: Place, pool_index: int, asked: int, given: Sequence[int] = ()) -> bool:
+        """Find room for `asked` things, once pages of a table are given back."""
         engine = place.engine
         assert engine is not None
         if asked > 0 and self._memory.must_wait(place):
             raise Waits
-        return engine.pools[pool_index].num_free >= asked or self._memory.find_room(place, pool_index, asked)
+        if engine.takeable(pool_index, asked) >= asked:
+            return True
+        pool = engine.pools[pool_index]
+        alone = [page for page in given if place.rows[page] == pool.holders(page) == 1]
+        for page in alone:  # else they would be cached instead of free
+            engine.prefixes.forget(page)
+        need = asked - len(alone)
+        return pool.num_free >= need or self._memory.find_room(place, pool_index, need)
 
     @staticmethod
     def count_rows(place: Place, change: int) -> None:
         """Count pages that tables of a program have taken, or given back."""
-        place.num_rows += change
         program = place.program
         program.num_pages += change
         program.peak_pages = max(program.peak_pages, program.num_pages)

@@ -33,6 +33,7 @@ from tartlet_control.core.dispatcher import Dispatcher
 from tartlet_control.core.intake import CommandIntake
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.moves import Moves
+from tartlet_control.core.places.audit import audit
 from tartlet_control.core.places.memory import RETRY_S, Memory
 from tartlet_control.core.places.placing import Placing
 from tartlet_control.core.pool_orders import PoolOrders
@@ -41,7 +42,9 @@ from tartlet_control.core.rebuilder import Rebuilder
 from tartlet_control.core.sessions import Runtimes
 from tartlet_control.core.settler import Settler
 from tartlet_control.order.shares import Shares, weights_of
-from tartlet_control.tables.audit import audit
+from tartlet_control.sharing.name_ops import NameOps
+from tartlet_control.sharing.names import Names
+from tartlet_control.sharing.reuse import held_tokens
 from tartlet_control.tables.engines import EngineState, engine_id_of
 from tartlet_control.tables.ledger import LedgerFault
 from tartlet_control.tables.models import Models
@@ -91,9 +94,14 @@ class Core:
         self.orders = PoolOrders(settings, self.lifecycle.history)
         self._weights = weights_of(settings.tenant_shares)
         self.placing = Placing(self.lifecycle, self.orders)
+        self.placing.held = lambda beginning: held_tokens(self.engines.values(), beginning)
         self.memory = Memory(self.lifecycle, clock, self._weights)
         self.runner = QueueRunner(self.lifecycle, self.placing, self.memory)
         self.takeovers.on_moved = self.runner.hold
+        self.runner.caches = self.lifecycle.caches = settings.prefix_cache
+        self._pins: dict[bytes, int] = {}
+        self.names = self.lifecycle.names = Names(tenant_tokens=settings.name_tokens, pins=self._pins)
+        self.runner.names = NameOps(self.names, clock.unix_ns, settings.name_ttl_s)
         self.intake = CommandIntake(self.models, self.lifecycle, self.runner)
         self.dispatcher = Dispatcher(self.runner)
         self.settler = Settler(self.runner, self.lifecycle)
@@ -189,6 +197,7 @@ class Core:
         engine = EngineState(
             engine_id, incarnation, spec, model.index, self._connections << 32, home=home, protocol=protocol
         )
+        engine.prefixes.pinned = self._pins
         share = max(1, int(self.settings.rebuild_share * spec.max_batch_tokens))
         limits = Limits(spec.max_batch_tokens, spec.max_batch_commands, share)
         self.batchers[engine] = Batcher(
@@ -329,6 +338,7 @@ class Core:
                 self.rebuilder.pump(now)
                 self.runner.retry()
             look_at = now + RETRY_S
+        self.runner.look()
         for engine, batcher in self.batchers.items():
             self.dispatcher.pump(engine, batcher, now)
             if batcher.look_at is not None and (look_at is None or batcher.look_at < look_at):
@@ -349,6 +359,7 @@ class Core:
                 log.warning("engine %s did not come back", engine.id)
                 self.on_engine_gone(engine)
         self.rebuilder.expire(now)
+        self.names.expire(self.runner.names.now_s)
         if now - self._checked_s >= _CHECK_EVERY_S:
             self._checked_s = now
             self._checks += 1

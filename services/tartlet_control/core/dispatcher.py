@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from tartlet_common.engine.step import Batch
+import numpy as np
+
+from tartlet_common.abi import Record
+from tartlet_common.engine.step import Batch, CopyKvPage, Kind
 from tartlet_common.errors.base import TartletError
 from tartlet_control.batching.batcher import Batcher, SentStep
 from tartlet_control.batching.gather import Dispatch
+from tartlet_control.calls.base import u32
 from tartlet_control.calls.registry import build
 from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.rebuild.logs import settle_many
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.page_tables import MANY_CHANGES
 from tartlet_control.tables.programs import Command, CommandQueue
+
+_RECORD: Final = Record(0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+class RowCopied(Command):
+    """Copies the first tokens of a row that a program doesn't have alone."""
+
+    __slots__ = ()
+    kind = int(Kind.COPY_KVPAGE)
 
 
 class Dispatcher:
@@ -95,6 +108,29 @@ class Dispatcher:
                     queue.place.log.append(command)
                 else:
                     queue.program.in_flight += 1
+            engine = commands[0].queue.place.engine
+            if engine is not None and engine.copies:  # rows that this batch writes
+                copies, their = self._copy_rows(engine)
+                batches.append(copies)
+                kept.append(their)
             batches.append(batch)
             kept.append(commands)
         return batches, kept
+
+    def _copy_rows(self, engine: EngineState) -> tuple[Batch, list[Command]]:
+        """Make a batch of the copies that the batch after it needs, by commands of control's own."""
+        commands: list[Command] = []
+        lanes, rows = [], []
+        for copy in engine.copies:
+            place = self._runner.place_of(copy.program_id, engine)
+            queue = place.own_queue()
+            if queue.lane < 0:
+                queue.spec, queue.lane = engine.spec, engine.new_lane()
+            commands.append(RowCopied(queue, _RECORD, 0.0))
+            queue.dispatched += 1
+            queue.program.dispatched += 1
+            queue.program.in_flight += 1
+            lanes.append(queue.lane)
+            rows.append((copy.source, copy.target, 0, 0, copy.tokens))
+        engine.copies.clear()
+        return CopyKvPage(u32(lanes), *np.array(rows, np.int32).T), commands

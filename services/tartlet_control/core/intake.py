@@ -33,7 +33,9 @@ MAX_WAITING_BYTES: Final = 32 << 20
 """Limit of the arguments of a program's waiting commands. In memory they take several times as much."""
 _LARGE_BYTES: Final = 32 << 10
 """The bytes of smaller commands aren't counted: the limit on their number bounds them."""
-_USAGE_JSON: Final = b'{"pages":%d,"embeds":%d,"slots":%d,"page_limit":%d,"free_pages":%d}'
+_USAGE_JSON: Final = (
+    b'{"pages":%d,"embeds":%d,"slots":%d,"page_limit":%d,"free_pages":%d,"computed_tokens":%d,"cached_tokens":%d}'
+)
 
 
 _AtOnce = Callable[[Any, ProgramState, CommandQueue | None, Record, memoryview], None]
@@ -106,6 +108,7 @@ class CommandIntake:
         if place is None:
             place = program.places[model_index] = Place(program, model)
         queue = program.queues[queue_id] = CommandQueue(program, queue_id, place)
+        queue.caches = program.caches
         if place.engine is not None:
             queue.lane = place.engine.new_lane()
         return queue
@@ -177,9 +180,10 @@ class CommandIntake:
         if not engines and program.default_model is not None:
             engines = program.default_model.usable(program.reach)
         for engine in engines:
-            free += engine.pools[PAGES].num_free
+            free += engine.pools[PAGES].num_free + engine.pools[PAGES].num_cached
             total += engine.spec.num_pages
-        payload = _USAGE_JSON % (pages, embeds, slots, program.page_limit or total, free)
+        told = (pages, embeds, slots, program.page_limit or total, free)
+        payload = _USAGE_JSON % (*told, program.computed_tokens, program.cached_tokens)
         self._answer(program, record, payload=payload)
 
     def _grammar(self, program: ProgramState, queue: CommandQueue | None, record: Record, payload: memoryview) -> None:
@@ -197,6 +201,20 @@ class CommandIntake:
         self._runner.grammars.free(queue or self._default_queue(program, record.queue), record)
         self._answer(program, record)
 
+    def _exported(self, program: ProgramState, queue: CommandQueue | None, record: Record, _: memoryview) -> None:
+        queue = queue or self._default_queue(program, record.queue)
+        self._answer(program, record, payload=self._runner.names.listed(queue.place))
+
+    def _set_cache(self, program: ProgramState, queue: CommandQueue | None, record: Record, _: memoryview) -> None:
+        """Set whether a queue takes over cached rows; with `b`, all queues of the program and later ones too."""
+        queue = queue or self._default_queue(program, record.queue)
+        queues = [q for q in program.queues.values() if q.id >= 0] if record.b else [queue]
+        for each in queues:
+            each.caches = bool(record.a)
+        if record.b:
+            program.caches = bool(record.a)
+        self._answer(program, record)
+
     AT_ONCE: ClassVar[dict[int, _AtOnce]] = {
         Op.CREATE_QUEUE: _create_queue,
         Op.SET_QUEUE_PRIORITY: _set_priority,
@@ -204,6 +222,8 @@ class CommandIntake:
         Op.USAGE: _usage,
         Op.GRAMMAR: _grammar,
         Op.DEALLOC_GRAMMAR: _dealloc_grammar,
+        Op.GET_ALL_EXPORTED_KVPAGES: _exported,
+        Op.SET_PREFIX_CACHE: _set_cache,
     }
     """Operations that act on arrival."""
 

@@ -26,6 +26,8 @@ from tartlet_control.order.book import Program
 from tartlet_control.order.shares import has_place
 from tartlet_control.order.sizes import History
 from tartlet_control.rebuild import swapping
+from tartlet_control.sharing.names import Names
+from tartlet_control.sharing.reuse import offer_all
 from tartlet_control.tables.answers import Answers
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.keys import RETURN_S, Keys
@@ -105,6 +107,9 @@ class Lifecycle:
         self.batchers: dict[EngineState, Batcher] = {}  # of the engines that are there
         self.programs: dict[str, ProgramState] = {}
         self.topics = Topics()
+        self.names: Names
+        self.caches = True
+        """Whether programs leave their rows to others."""
         self.history = History()
         """What past runs of each program used, for the order `gittins`."""
         self.ending: dict[ProgramState, None] = {}  # ended well, with commands still to be executed
@@ -310,6 +315,7 @@ class Lifecycle:
         """Give back all that a program holds, and drop its undispatched commands."""
         program.live = False
         self.topics.leave(program.id)
+        self.names.leave(program.id)
         program.in_flight = program.dispatched
         for queue in program.queues.values():
             queue.pending.clear()
@@ -327,6 +333,8 @@ class Lifecycle:
             engine = place.engine
             if engine is None:
                 continue
+            if self.caches and place.recovery is None:
+                offer_all(place)
             free_place(place, engine)
             place.tables.clear()
             place.grammars.clear()
@@ -348,15 +356,16 @@ def free_place(place: Place, engine: EngineState) -> None:
     for pool, held in zip(engine.pools, place.held, strict=True):
         pool.release(list(held.values()))
         held.clear()
+    engine.pools[PAGES].release(list(place.rows))
+    place.rows.clear()
     for table in place.tables.values():
         if table.number >= 0:
-            engine.pools[PAGES].release(table.cut(0, engine.spec.page_size))
+            table.cut(0, engine.spec.page_size)
             engine.tables.change(table.number, table.number, 0, [])
             engine.tables.give(table.number)
             table.number = -1
     for grammar in place.grammars.values():
         engine.grammars.drop(grammar)
-    place.num_rows = 0
     engine.program_ids.pop(program.id, None)
 
 

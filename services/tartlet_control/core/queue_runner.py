@@ -8,7 +8,9 @@ from collections.abc import Callable
 from tartlet_common.abi import Op, Record
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import InternalError, NoEngine
+from tartlet_control.calls.embed import EmbedTxt
 from tartlet_control.calls.kv import Alloc, Dealloc
+from tartlet_control.calls.names import Export, NameCall
 from tartlet_control.calls.queue import Barrier, Faulty, Reset, Synchronize
 from tartlet_control.calls.table_masks import DropRows
 from tartlet_control.calls.tables import Share, Table
@@ -18,8 +20,11 @@ from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.places.memory import Memory, Waits
 from tartlet_control.core.places.placing import Placing
 from tartlet_control.core.table_ops import TableOps
-from tartlet_control.rebuild.logs import note
+from tartlet_control.rebuild.logs import note, settle
 from tartlet_control.rebuild.remaking import Remade, Remake, remake
+from tartlet_control.sharing.name_ops import NameOps
+from tartlet_control.sharing.reuse import look, offer
+from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.outbox import RESULT
 from tartlet_control.tables.programs import Command, CommandQueue, Place, Poison, ProgramState, Replay, Sync
 
@@ -39,8 +44,17 @@ class QueueRunner:
         self._tables = TableOps(self._allocator, self.advance)
         self._woken: deque[CommandQueue] = deque()  # queues to advance, by the call of `advance` that runs
         self._advancing = False
+        self._filling: dict[CommandQueue, None] = {}  # queues with a prompt at their head
+        self.caches = True
+        """Whether programs take over rows of others, and leave theirs to others."""
+        self.names: NameOps
+        """Executes the calls on names."""
         self.on_remade: Callable[[Place], None]
         """Called when all commands that make the state of a place again have been sent."""
+
+    def place_of(self, program_id: str, engine: EngineState) -> Place:
+        """Return the place of a program that runs on an engine."""
+        return self._lifecycle.programs[program_id].places[engine.model_index]
 
     def enqueue(self, queue: CommandQueue, command: Command) -> None:
         """Add a command at the end of its queue."""
@@ -69,6 +83,23 @@ class QueueRunner:
             self.advance(queue)
         elif len(queue.pending) == 1:
             self.advance(queue)
+
+    def look(self) -> None:
+        """Let tables take over rows for the prompts that are about to be computed, now that all commands are there."""
+        for queue in self._filling:
+            if queue.pending and queue.poison is None and queue.place.recovery is None:
+                look(queue, queue.pending[0].arrived, caches=queue.caches and self.caches)
+        self._filling.clear()
+
+    def _note_filling(self, queue: CommandQueue, head: Command) -> None:
+        """Take note of a prompt at the head of a queue, if its table may take over rows."""
+        if (
+            type(head) is EmbedTxt
+            and head.tokens > 1
+            and not head.looked
+            and ((queue.caches and self.caches) or queue.program.imports)
+        ):
+            self._filling[queue] = None
 
     # ---- heads of queues ----------------------------------------------------------------------------------------
 
@@ -142,14 +173,16 @@ class QueueRunner:
         self._memory.retry(self.advance)
 
     def _ready(self, queue: CommandQueue, head: Command) -> None:
+        self._note_filling(queue, head)
         if queue.program.session.held:
             return  # `hold` looks at the queue again
         engine = queue.place.engine
         assert engine is not None
         self._batchers[engine].ready(queue, head.arrived)
 
-    @staticmethod
-    def _has_turn(replay: Replay | None, head: Command) -> bool:
+    def _has_turn(self, replay: Replay | None, head: Command) -> bool:
+        if type(head) is Export and not self._settled(head.queue, head):
+            return False
         if type(head) is Table and head.share is not None and not head.share.done:
             return False
         if replay is None:
@@ -202,8 +235,35 @@ class QueueRunner:
             remake(command)
         elif type(command) is Remade:
             self.on_remade(queue.place)
+        elif isinstance(command, NameCall):
+            self._name(queue, command)
         elif type(command) is not Barrier:
             self._change(queue, command)
+
+    def _settled(self, queue: CommandQueue, head: Export) -> bool:
+        """Return whether all that the queue has sent has settled; else the queue is advanced again once it has."""
+        if queue.settled == queue.dispatched:
+            return True
+        if not any(sync.command is head for sync in queue.syncs):
+            queue.syncs.append(Sync(queue.dispatched, 0, queue.reset_at, head, lambda _: self.advance(queue)))
+        return False
+
+    def _name(self, queue: CommandQueue, command: NameCall) -> None:
+        """Execute a call on a name. An awaited one fails alone, without poisoning the queue."""
+        program, out = queue.program, queue.program.session.outbox
+        try:
+            a, b, payload = self.names.run(queue.place, command)
+        except TartletError as e:
+            if not command.awaited:
+                self.poison(queue, command, e)
+                self.drain_poisoned(queue)
+                return
+            program.in_flight -= 1
+            out.fail(program.handle, command.ticket, queue.id, e, answers=True)
+            return
+        program.in_flight -= 1
+        if command.awaited:
+            out.deliver(program.handle, RESULT, 1, command.ticket, queue.id, a, b, payload=payload)
 
     def _synchronize(self, queue: CommandQueue, command: Synchronize) -> None:
         if queue.settled == queue.dispatched:
@@ -223,6 +283,10 @@ class QueueRunner:
                 note(queue.place, command)  # which frees what it can, even if it fails
                 self._allocator.dealloc(queue, command)
             elif type(command) is Table:
+                command.shrunk = False
+                if not command.keep_tokens and queue.caches and self.caches:
+                    settle(queue.place)
+                    offer(queue.place, command.table)
                 if not self._tables.execute(queue, command):
                     return
             elif type(command) is DropRows:
@@ -300,6 +364,7 @@ class QueueRunner:
                 self._allocator.free(queue, command.pool, [v for v in command.ids if v in held])
                 self._done(program, queue, command)
             elif type(command) is Table:
+                command.shrunk = True
                 note(queue.place, command)
                 self._tables.shrink(queue, command)
                 if command.new_rows or command.source != command.table:

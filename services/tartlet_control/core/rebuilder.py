@@ -269,7 +269,7 @@ class Rebuilder:
         pages = engine.pools[PAGES]
         spare = min(pages.total // SPARE, pages.total - recovery.need[PAGES]) if engine.program_ids else 0
         need = (recovery.need[PAGES] + spare, recovery.need[EMBEDS] + room.FEWEST, recovery.need[SLOTS] + 1)
-        if all(pool.num_free >= n for pool, n in zip(engine.pools, need, strict=True)):
+        if room.fits(engine, need):
             return True
         self._memory.make_way(place, engine, need, self._now)
         return False
@@ -304,7 +304,7 @@ class Rebuilder:
         recovery = place.recovery
         assert recovery is not None
         chosen = self._candidates(place)
-        roomy = [e for e in chosen if all(p.num_free >= n for p, n in zip(e.pools, recovery.need, strict=True))]
+        roomy = [e for e in chosen if room.fits(e, recovery.need)]
         return min(roomy or chosen, key=lambda e: len(e.program_ids), default=None)
 
     def _begin(self, place: Place, engine: EngineState) -> bool:
@@ -314,13 +314,14 @@ class Rebuilder:
         share = int(self._settings.rebuild_share * engine.spec.max_batch_tokens)
         longest = max((line.length for line in book.tables.values()), default=0)
         scratch = min(max(share, 1), _PASS_TOKENS, max(longest, 1))
-        pages, embeds, slots = engine.pools
+        _, embeds, slots = engine.pools
         spare = (embeds.num_free - len(book.embeds)) // (2 if self._makes(engine) else 1)
         scratch = min(scratch, spare)
         numbers = engine.tables.num_held + len(book.tables)
         if (
             scratch < min(longest, room.FEWEST) or scratch < 1
-            or pages.num_free < recovery.need[PAGES] or slots.num_free < recovery.need[SLOTS] + 1
+            or engine.takeable(PAGES, recovery.need[PAGES]) < recovery.need[PAGES]
+            or slots.num_free < recovery.need[SLOTS] + 1
             or numbers > MAX_ENGINE_TABLES
         ):  # fmt: skip
             return False
@@ -328,7 +329,7 @@ class Rebuilder:
         self.making[place] = None
         place.engine = engine
         engine.program_ids[program.id] = None
-        own = taking.own_queue(place)
+        own = place.own_queue()
         for queue in all_queues(place):
             queue.spec, queue.lane = engine.spec, engine.new_lane()
         taking.take(place, engine, PAGES, book.pages)

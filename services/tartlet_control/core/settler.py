@@ -11,17 +11,20 @@ from tartlet_common.errors.registry import EngineFailure, WorkerLost
 from tartlet_control.batching.batcher import Batcher, SentStep
 from tartlet_control.calls.base import Value
 from tartlet_control.calls.registry import BY_KIND
+from tartlet_control.calls.tables import ForwardTable
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.queue_runner import QueueRunner
-from tartlet_control.rebuild.logs import DONE
+from tartlet_control.rebuild.logs import DONE, settle
+from tartlet_control.sharing.reuse import offer
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.outbox import RESULT, SKIPPED
-from tartlet_control.tables.programs import Command, CommandQueue
+from tartlet_control.tables.programs import Command, CommandQueue, ProgramState
 
 _OK: Final = int(Status.OK)
 _SKIPPED: Final = int(Status.SKIPPED)
 _FAILED: Final = int(Status.FAILED)
 _REFUSED: Final = int(Status.REFUSED)
+_FORWARD: Final = int(Kind.FORWARD)
 _SAMPLE: Final = int(Kind.SAMPLE)
 
 
@@ -60,7 +63,8 @@ class Settler:
         self, engine: EngineState, commands: list[Command], answers: BatchResult, values: Iterable[Value]
     ) -> None:
         call = BY_KIND[commands[0].kind]
-        count, always_answered = call.count, call.always_answered
+        count = self._offer if commands[0].kind == _FORWARD else call.count
+        always_answered = call.always_answered
         errors, failures = answers.error, iter(answers.detail)
         for i, (command, status, value) in enumerate(zip(commands, answers.status.tolist(), values, strict=False)):
             queue = command.queue
@@ -89,10 +93,24 @@ class Settler:
                 self._failed(engine, command, number, TartletError.from_wire(int(errors[i]), next(failures, "")))
             else:
                 self._runner.refuse(command)
-            if not program.live:
-                self._lifecycle.settle_if_done(program)
-            elif queue.syncs:
-                self._answer_syncs(queue)
+            self._follow(program, queue)
+
+    def _follow(self, program: ProgramState, queue: CommandQueue) -> None:
+        """Do what waited for a command to settle."""
+        if not program.live:
+            self._lifecycle.settle_if_done(program)
+        elif queue.syncs:
+            self._answer_syncs(queue)
+
+    def _offer(self, program: ProgramState, command: Command) -> None:
+        """Count computed tokens, and leave the rows of a prefill to other programs."""
+        program.computed_tokens += command.tokens
+        if command.tokens == 1 or type(command) is not ForwardTable:
+            return
+        queue = command.queue
+        if len(command.oemb) < 2 and queue.caches and self._runner.caches:
+            settle(queue.place)
+            offer(queue.place, command.table)
 
     def _rebuilt(self, engine: EngineState, command: Command, status: int) -> None:
         """Account for a command of control's own, which makes a program's state again."""

@@ -168,10 +168,11 @@ class TableOps:
         if not engine.tables.kept:
             raise UnsupportedTrait(model=engine.spec.model, trait="mask_table")
         first, end = command.first // size, (command.first + command.length) // size
-        freed = engine.pools[PAGES].release(pages_of(table.rows[first:end]))
+        gone = place.rows.drop(pages_of(table.rows[first:end]))
+        engine.pools[PAGES].release(gone)
         table.rows[first:end] = [HOLE] * (end - first)
         table.masked(command.first)
-        self._allocator.count_rows(place, -freed)
+        self._allocator.count_rows(place, -len(gone))
         engine.tables.change(table.number, table.number, first, table.rows[first:])
 
     # ---- parts ----------------------------------------------------------------------------------------------------
@@ -181,11 +182,9 @@ class TableOps:
         place = queue.place
         keep = command.keep_tokens // queue.spec.page_size
         _check_keep(table, keep, command)
-        if command.new_rows:
-            engine = self._allocator.engine_of(place)
-            freed = engine.pools[PAGES].count_last(pages_of(table.rows[keep:]))
-            if not self._allocator.room_for_rows(place, command.new_rows, freed):
-                return False
+        given = pages_of(table.rows[keep:])
+        if command.new_rows and not self._allocator.room_for_rows(place, command.new_rows, given):
+            return False
         if not table.rows:
             table.queue_id = queue.id
         self._cut(place, table, keep)
@@ -198,9 +197,8 @@ class TableOps:
         """Give a table the rows of `rows`, which is left empty, and new ones."""
         place = queue.place
         engine = self._allocator.engine_of(place)
-        freed = engine.pools[PAGES].count_last(pages_of(table.rows))
         if command.new_rows:
-            if not self._allocator.room_for_rows(place, command.new_rows, freed):
+            if not self._allocator.room_for_rows(place, command.new_rows, pages_of(table.rows)):
                 return False
             if rows.number < 0:
                 rows.number = engine.tables.take()
@@ -217,7 +215,7 @@ class TableOps:
         engine = place.engine
         assert engine is not None
         to.take_over(source, engine.spec.page_size, keep)
-        engine.pools[PAGES].retain(pages_of(to.rows))
+        place.rows.add(pages_of(to.rows))
         source.shared, to.shared = max(source.shared, keep), keep
         engine.tables.change(to.number, source.number, keep, [])
 
@@ -229,6 +227,7 @@ class TableOps:
         assert engine is not None
         rows = engine.pools[PAGES].take(count)
         table.rows += rows
+        place.rows.add(rows)
         engine.clear[PAGES].update(rows)
         engine.tables.change(table.number, table.number, before, rows)
         self._allocator.count_rows(place, count)
@@ -238,8 +237,9 @@ class TableOps:
         engine = place.engine
         if engine is None or keep >= len(table.rows):
             return
-        freed = engine.pools[PAGES].release(table.cut(keep, engine.spec.page_size))
-        self._allocator.count_rows(place, -freed)
+        gone = place.rows.drop(table.cut(keep, engine.spec.page_size))
+        engine.pools[PAGES].release(gone)
+        self._allocator.count_rows(place, -len(gone))
         engine.tables.change(table.number, table.number, keep, [])
         if not keep:
             engine.tables.give(table.number)

@@ -22,7 +22,7 @@ from tartlet_control.calls.kv import Alloc, CopyKvPage, Dealloc, MaskKvPage
 from tartlet_control.calls.output import GetNextDist, Sample
 from tartlet_control.calls.queue import Faulty, Reset, Synchronize
 from tartlet_control.calls.table_masks import DropRows, MaskTable
-from tartlet_control.calls.tables import ForwardTable, Share, Table
+from tartlet_control.calls.tables import ForwardTable, Reused, Share, Table
 from tartlet_control.tables.ledger import EMBEDS, PAGES, SLOTS
 from tartlet_control.tables.lineage import ENDED, Book, EmbedContent, History, Line
 from tartlet_control.tables.programs import Command
@@ -192,7 +192,7 @@ def _table(book: Book, c: Table, _: Any) -> None:
     size, tables = c.queue.spec.page_size, book.tables
     taken = tables.pop(share_key(c), None)
     line, keep = tables.get(c.table), c.keep_tokens // size
-    if c.queue.id in book.failed:  # it only drops rows
+    if c.queue.id in book.failed if c.shrunk is None else c.shrunk:
         if line is not None:
             line.cut(keep if c.source == c.table else 0, size)
     elif c.source == c.table:
@@ -216,6 +216,11 @@ def _drop(book: Book, c: DropRows, _: Any) -> None:
 def _share(book: Book, c: Share, _: Any) -> None:
     size = c.queue.spec.page_size
     book.tables[share_key(c.by)] = book.tables[c.by.source].fork(c.by.keep_tokens // size, size, c.by.queue.id)
+
+
+def _reused(book: Book, c: Reused, _: Any) -> None:
+    if c.queue.id not in book.failed:  # else the forwards behind it are refused
+        book.tables[c.table].write(c.start, c.values, c.queue.spec.page_size)
 
 
 def _reset(book: Book, c: Reset, _: Any) -> None:
@@ -253,6 +258,7 @@ _NOTES: Final[dict[type[Command], Callable[[Book, Any, Any], None]]] = {
     Table: _table,
     DropRows: _drop,
     Share: _share,
+    Reused: _reused,
     Reset: _reset,
     Faulty: _faulty,
     Synchronize: _nothing,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tartlet_common.engine.spec import EngineSpec
@@ -33,7 +33,12 @@ def elsewhere(place: Place, coming: Iterable[Place]) -> bool:
         return False
     need = [sum(sizes) for sizes in zip(*map(size, [place, *coming]), strict=True)]
     others = [e for e in takers(place, engine.spec) if e is not engine and e.status == "ready"]
-    return any(all(pool.num_free >= n for pool, n in zip(e.pools, need, strict=True)) for e in others)
+    return any(fits(e, need) for e in others)
+
+
+def fits(engine: EngineState, need: Sequence[int]) -> bool:
+    """Return whether an engine has so much of each pool that no program holds."""
+    return all(pool.num_free + pool.num_cached >= n for pool, n in zip(engine.pools, need, strict=True))
 
 
 def size(place: Place) -> tuple[int, int, int]:

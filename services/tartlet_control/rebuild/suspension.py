@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from tartlet_control.calls.queue import Barrier, Synchronize
-from tartlet_control.calls.tables import Share, Table
+from tartlet_control.calls.tables import ForwardTable, Reused, Share, Table
 from tartlet_control.rebuild.notes import share_key
 from tartlet_control.tables.page_tables import PageTable
 from tartlet_control.tables.programs import Command, CommandQueue, Place, Replay
@@ -21,6 +22,7 @@ def undo(place: Place) -> dict[CommandQueue, int]:
     """
     commands = [c for c in place.log if not (type(c) is Synchronize and c.outcome is not None)]
     place.log.clear()
+    commands = _computed(place, commands)
     told = {c for c in commands if c.outcome is not None}
     if place.replay is not None:  # another engine was lost before all was executed again
         left = place.replay.left
@@ -47,6 +49,33 @@ def undo(place: Place) -> dict[CommandQueue, int]:
     place.replay = replay or None
     count_tables(place)
     return {q: q.settled + n for q, mine in again.items() if (n := sum(bool(c.kind) for c in mine))}
+
+
+def _computed(place: Place, commands: list[Command]) -> list[Command]:
+    """Return the commands with those that other rows made needless: the lost engine had these rows."""
+    behind: dict[Command, ForwardTable] = {}  # by the command before each
+    for command in commands:
+        if type(command) is Reused:
+            behind.update(command.covered)
+            if command.trimmed is not None:
+                command.trimmed.restore()
+    count = len(behind)
+    for queue in {forward.queue for forward in behind.values()}:
+        queue.pending = deque(_followed(queue.pending, behind))
+    found = _followed([c for c in commands if type(c) is not Reused], behind)
+    place.program.in_flight += count - len(behind)  # others were cancelled
+    return found
+
+
+def _followed(commands: Iterable[Command], behind: dict[Command, ForwardTable]) -> list[Command]:
+    """Return commands, each followed by the one that comes behind it, which is taken out of `behind`."""
+    found: list[Command] = []
+    for command in commands:
+        found.append(command)
+        forward = behind.pop(command, None)
+        if forward is not None:
+            found.append(forward)
+    return found
 
 
 def _with_barriers(commands: list[Command], replay: Replay) -> list[Command]:

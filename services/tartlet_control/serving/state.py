@@ -108,7 +108,9 @@ def _engine(e: EngineState, core: Core) -> dict[str, Any]:
         "device": e.spec.device,
         "dtype": e.spec.dtype,
         "page_size": e.spec.page_size,
-        "pools": {p.name: {"free": p.num_free, "held": p.num_held, "total": p.total} for p in e.pools},
+        "pools": {
+            p.name: {"free": p.num_free, "held": p.num_held, "cached": p.num_cached, "total": p.total} for p in e.pools
+        },
         "host_pages": {"free": e.host.pool.num_free, "total": e.host.pool.total},
         "programs": len(e.program_ids),
         "order": core.batchers[e].order.name,
@@ -116,6 +118,7 @@ def _engine(e: EngineState, core: Core) -> dict[str, Any]:
         "steps": e.steps,
         "in_flight": len(core.batchers[e].in_flight),
         "computed_tokens": e.computed_tokens,
+        "cached_tokens": e.cached_tokens,
         "sampled_tokens": e.sampled_tokens,
         "tokens_per_s": round(e.tokens_per_s, 1),
         "device_s": round(e.device_s, 3),
@@ -164,5 +167,7 @@ def _program(p: ProgramState, now: float, place: int) -> dict[str, Any]:
         "rank": place,
         "sampled_tokens": p.sampled_tokens,
         "input_tokens": p.input_tokens,
+        "computed_tokens": p.computed_tokens,
+        "cached_tokens": p.cached_tokens,
         "commands": p.commands,
     }

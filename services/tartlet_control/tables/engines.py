@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,9 @@ from tartlet_common.engine.step import NO_CHANGES, NO_SWAPS, TABLES_SINCE, Batch
 from tartlet_common.rpc.resume import ResumableLink
 from tartlet_control.tables.grammars import EngineGrammars
 from tartlet_control.tables.host_memory import HostMemory, both
-from tartlet_control.tables.ledger import pools_of
+from tartlet_control.tables.ledger import PAGES, pools_of
 from tartlet_control.tables.page_tables import EngineTables
+from tartlet_control.tables.prefixes import Prefixes
 
 EngineStatus = Literal["ready", "cordoned", "draining"]
 MAX_CLEAR: Final = 1 << 17
@@ -24,15 +25,23 @@ The step's message must hold the batches too.
 _RATE_WINDOW_S: Final = 1.0
 
 
+class RowCopy(NamedTuple):
+    """A copy of the first tokens of a page, for a program that writes the rest."""
+
+    program_id: str
+    source: int
+    target: int
+    tokens: int
+
+
 class EngineState:
     """One engine: its pools, the programs placed on it, what its next step must clear, and its counters."""
 
     __slots__ = (
-        "clear", "computed_tokens", "device_s", "gone_since", "grammars", "home", "host", "id", "incarnation",
-        "joined_s", "let_go", "link", "model_index", "next_lane", "outgoing", "pools", "program_ids", "protocol",
-        "reset_lanes",
-        "sampled_tokens", "spec", "status", "step_number", "step_spans", "steps", "tables", "tokens_per_s", "window_s",
-        "window_tokens",
+        "cached_tokens", "clear", "computed_tokens", "copies", "device_s", "gone_since", "grammars", "home", "host",
+        "id", "incarnation", "joined_s", "let_go", "link", "model_index", "next_lane", "outgoing", "pools",
+        "prefixes", "program_ids", "protocol", "reset_lanes", "sampled_tokens", "spec", "status", "step_number",
+        "step_spans", "steps", "tables", "tokens_per_s", "window_s", "window_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +65,10 @@ class EngineState:
         self.host = HostMemory(spec.host_pages, spec.host_page_ns)
         self.protocol = protocol
         self.tables = EngineTables(kept=protocol >= TABLES_SINCE)
+        self.prefixes = Prefixes(self.pools[PAGES], self.tables)
+        """Rows that programs may take over instead of computing them."""
+        self.copies: list[RowCopy] = []
+        """Copies of rows that come first in the step that is being made."""
         self.grammars = EngineGrammars()
         self.status: EngineStatus = "ready"
         self.link: ResumableLink[Any] | None = None
@@ -74,6 +87,7 @@ class EngineState:
         self.steps = 0
         self.computed_tokens = 0
         self.sampled_tokens = 0
+        self.cached_tokens = 0
         self.device_s = 0.0
         self.tokens_per_s = 0.0
         self.window_s = 0.0
@@ -86,6 +100,13 @@ class EngineState:
         self.next_lane = lane % 0xFFFF_FFFF + 1
         self.reset_lanes.add(lane)
         return lane
+
+    def takeable(self, pool: int, asked: int) -> int:
+        """Return how many things of a pool can be taken; if fewer than `asked` are free, free what is only cached."""
+        free = self.pools[pool].num_free
+        if pool == PAGES and free < asked:
+            free += self.prefixes.evict(asked - free)
+        return free
 
     def send_step(self, batches: list[Batch], traceparent: str) -> int:
         """Queue a step for sending, with the clearing, changing of tables and resetting that must come before it.

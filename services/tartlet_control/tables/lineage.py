@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterable
+from hashlib import blake2b
 from typing import Final
 
 Row = array  # of "I": tokens of one row, from its first slot on
@@ -21,6 +23,7 @@ Lost = tuple[str]
 """Names the call whose result can't be made again."""
 EmbedContent = Token | Output | Ended | Lost
 ENDED: Final[Ended] = ()
+_DIGEST_BYTES: Final = 16
 
 
 class History:
@@ -37,6 +40,30 @@ SlotContent = tuple[int, int, History | None]
 """A token id, whether the slot is ended (0 or 1), and the slot's history."""
 
 
+def root_of(*options: str) -> bytes:
+    """Return the digest before the first row: of the tenant, and of all options under which rows are computed.
+
+    Rows under different options have different digests, so no program takes over another tenant's rows.
+    """
+    return blake2b("\0".join(options).encode(), digest_size=_DIGEST_BYTES, person=b"tartlet-prefix").digest()
+
+
+def chain(before: bytes, rows: Iterable[array[int]]) -> list[bytes]:
+    """Return the digest of each row, whose digest includes all rows before it.
+
+    Example:
+        >>> first, second = array("I", [1, 2]), array("I", [3, 4])
+        >>> root = root_of("a tenant")
+        >>> chain(chain(root, [first])[0], [second]) == chain(root, [first, second])[1:]
+        True
+    """
+    digests = []
+    for row in rows:
+        before = blake2b(row.tobytes(), digest_size=_DIGEST_BYTES, key=before).digest()
+        digests.append(before)
+    return digests
+
+
 class Line:
     """What one page table holds: slot i holds token i % page_size of row i // page_size.
 
@@ -49,7 +76,8 @@ class Line:
         writes: counts the forwards that wrote over earlier slots.
     """
 
-    __slots__ = ("_cuts", "_starts", "length", "limit", "plain", "queue_id", "rows", "shared", "why", "writes")
+    __slots__ = ("_cuts", "_digests", "_starts", "length", "limit", "plain", "queue_id", "rows", "shared", "why",
+                 "writes")  # fmt: skip
 
     def __init__(self, queue_id: int) -> None:
         self.queue_id = queue_id
@@ -61,6 +89,7 @@ class Line:
         self.why = ""
         self.writes = 0
         # The overwritings that still matter: for each its number, and its first slot. Both ascend.
+        self._digests: list[bytes] = []  # of the first rows, as far as they were asked for
         self._cuts: list[int] = []
         self._starts: list[int] = []
 
@@ -76,7 +105,7 @@ class Line:
     def cut(self, rows: int, page_size: int) -> None:
         """Keep the first `rows` rows."""
         if rows < len(self.rows):
-            del self.rows[rows:]
+            del self.rows[rows:], self._digests[rows:]
             self.shared = min(self.shared, rows)
             self._shorten(rows * page_size)
             if self.limit is not None and self.limit >= rows * page_size:
@@ -85,7 +114,7 @@ class Line:
     def fork(self, rows: int, page_size: int, queue_id: int) -> Line:
         """Return a table that shares the first `rows` rows."""
         child = Line(queue_id)
-        child.rows = self.rows[:rows]
+        child.rows, child._digests = self.rows[:rows], self._digests[:rows]
         self.shared, child.shared = max(self.shared, rows), rows
         child.length, child.plain = min(self.length, rows * page_size), min(self.plain, rows * page_size)
         child.why = self.why
@@ -97,6 +126,7 @@ class Line:
         """Note that a plain forward wrote `tokens` from slot `start` on, which isn't behind the plain slots."""
         if start < self.length:
             self._shorten(start)
+            del self._digests[start // page_size :]
         at, end, done = start, start + len(tokens), 0
         while at < end:
             row, offset = self.rows[at // page_size], at % page_size
@@ -146,6 +176,13 @@ class Line:
             return False
         later = bisect_right(self._cuts, writes)
         return later == len(self._cuts) or self._starts[later] > slot
+
+    def chain(self, root: bytes, rows: int) -> list[bytes]:
+        """Return the digests of the first `rows` rows, which are full and plain. `root` is always the same."""
+        have = self._digests
+        if len(have) < rows:
+            have += chain(have[-1] if have else root, self.rows[len(have) : rows])
+        return have[:rows]
 
     def tokens(self, start: int, end: int, page_size: int) -> list[int]:
         """Return the tokens of slots `start` to `end`, which are plain."""

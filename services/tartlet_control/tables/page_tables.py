@@ -34,7 +34,7 @@ class PageTable:
     A table without rows doesn't exist. Its object stays while TABLE commands of its queue that name it wait.
     """
 
-    __slots__ = ("claimed", "limit", "number", "plain", "queue_id", "rows", "shared", "waiting", "written")
+    __slots__ = ("claimed", "common", "limit", "number", "plain", "queue_id", "rows", "shared", "waiting", "written")
 
     def __init__(self, queue_id: int) -> None:
         self.queue_id = queue_id  # the queue that the table belongs to
@@ -42,6 +42,7 @@ class PageTable:
         self.number = -1  # on its engine, while the table has rows
         self.rows: list[int] = []  # physical pages; HOLE where one was dropped
         self.shared = 0  # leading rows that another table has or had: they are never written again
+        self.common = 0  # leading rows that may be cached, or be another program's too, which the program doesn't know
         self.written = 0  # slots up to the end of the last forward that was sent
         self.plain = 0  # leading slots that were written in order, without a mask and without gaps, as far as sent
         self.limit = NO_LIMIT  # the first slot that was masked or dropped: from there on the table is never plain
@@ -51,7 +52,7 @@ class PageTable:
         """Keep the first `rows` rows; return the pages of the others."""
         dropped = pages_of(self.rows[rows:])
         del self.rows[rows:]
-        self.shared = min(self.shared, rows)
+        self.shared, self.common = min(self.shared, rows), min(self.common, rows)
         self.written, self.plain = min(self.written, rows * page_size), min(self.plain, rows * page_size)
         self.limit = self.limit if self.limit < rows * page_size else NO_LIMIT
         return dropped
@@ -77,8 +78,52 @@ class PageTable:
         """Become the first `keep` rows of another table, as far as they are written and plain."""
         slots = keep * page_size
         self.rows = other.rows[:keep]
+        self.common = min(other.common, keep)
         self.written, self.plain = min(other.written, slots), min(other.plain, slots)
         self.limit = other.limit if other.limit < slots else NO_LIMIT
+
+
+class RowRefs(dict[int, int]):
+    """The pages in the tables of one program on one engine: how many of these tables have each page.
+
+    A pool counts programs, and this counts a program's own tables. So a page that several tables of a program share
+    counts once for the program, whoever else has it.
+
+    Example:
+        >>> rows = RowRefs()
+        >>> rows.add([7, 8]), rows.add([7])
+        ([7, 8], [])
+        >>> rows.count_last([7, 8]), rows.drop([7, 8])
+        (1, [8])
+    """
+
+    __slots__ = ()
+
+    def add(self, pages: list[int]) -> list[int]:
+        """Count pages of a table. Returns those that the program had in no table."""
+        new = []
+        for page in pages:
+            count = self.get(page, 0)
+            if not count:
+                new.append(page)
+            self[page] = count + 1
+        return new
+
+    def drop(self, pages: list[int]) -> list[int]:
+        """Take back the counts of a table's pages. Returns those that the program has in no table any more."""
+        gone = []
+        for page in pages:
+            left = self[page] - 1
+            if left:
+                self[page] = left
+            else:
+                del self[page]
+                gone.append(page)
+        return gone
+
+    def count_last(self, pages: list[int]) -> int:
+        """Return how many pages the program would have in no table after `drop`."""
+        return sum([self[page] == 1 for page in pages])
 
 
 class EngineTables:

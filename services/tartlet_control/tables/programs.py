@@ -25,7 +25,7 @@ from tartlet_control.tables.lineage import Book
 from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.numbering import Numbering
 from tartlet_control.tables.outbox import Outbox
-from tartlet_control.tables.page_tables import PageTable
+from tartlet_control.tables.page_tables import PageTable, RowRefs
 
 Held = tuple[dict[int, int], dict[int, int], dict[int, int]]
 """Virtual to physical ids of pages, embeds and slots, by pool index."""
@@ -86,8 +86,8 @@ class Place:
     """
 
     __slots__ = (
-        "book", "engine", "grammars", "held", "kept", "kept_on", "log", "lost", "made_at_s", "model", "num_rows",
-        "program", "recovery", "replay", "tables", "until",
+        "book", "engine", "grammars", "held", "kept", "kept_on", "log", "lost", "made_at_s", "model", "program",
+        "recovery", "replay", "rows", "tables", "until",
     )  # fmt: skip
 
     def __init__(self, program: ProgramState, model: ServedModel) -> None:
@@ -97,7 +97,7 @@ class Place:
         self.held: Held = ({}, {}, {})
         self.tables: dict[int, PageTable] = {}
         """By the program's own numbers. Numbers below 0 are shares that a TABLE of another queue has not taken yet."""
-        self.num_rows = 0  # pages in tables, each counted once
+        self.rows = RowRefs()  # the pages in these tables
         self.grammars: dict[int, Grammar] = {}  # by the program's own numbers
         self.book = Book()
         self.log: deque[Command] = deque()
@@ -115,15 +115,32 @@ class Place:
         self.until: dict[CommandQueue, int] = {}
         """How many commands of each queue have settled once that is done, of a program on trial."""
 
+    def own_queue(self) -> CommandQueue:
+        """Return control's own queue of the place, for commands that are none of the program's."""
+        number = -1 - self.model.index
+        queue = self.program.queues.get(number)
+        if queue is None:
+            queue = self.program.queues[number] = CommandQueue(self.program, number, self)
+        return queue
+
     def forget(self) -> None:
         """Drop what refers to the program's commands, because the program is gone."""
         self.log.clear()
         self.until.clear()
         self.replay = self.recovery = None
 
+    @property
+    def num_rows(self) -> int:
+        """The number of pages in tables, each counted once."""
+        return len(self.rows)
+
     def num_held(self, pool: int) -> int:
         """Return how many things of a pool the program holds here; a page that several tables share counts once."""
         return len(self.held[pool]) + (self.num_rows if pool == PAGES else 0)
+
+    def ids_held(self, pool: int) -> list[int]:
+        """Return the physical ids of what the program holds here of a pool, each once."""
+        return [*self.held[pool].values(), *(self.rows if pool == PAGES else ())]
 
 
 class Recovery:
@@ -206,8 +223,8 @@ class CommandQueue:
     """
 
     __slots__ = (
-        "answered_s", "cause", "dispatched", "failed", "id", "lane", "pending", "place", "poison", "priority",
-        "program", "reset_at", "returns_s", "settled", "spec", "syncs", "thread",
+        "answered_s", "caches", "cause", "dispatched", "failed", "id", "lane", "pending", "place", "poison",
+        "priority", "program", "reset_at", "returns_s", "settled", "spec", "syncs", "thread",
     )  # fmt: skip
 
     def __init__(self, program: ProgramState, queue_id: int, place: Place) -> None:
@@ -216,6 +233,7 @@ class CommandQueue:
         self.place = place
         self.spec: EngineSpec = place.model.spec
         self.lane = -1  # the queue's number on its engine, given with the engine
+        self.caches = True  # whether its tables take over rows of others, and others theirs
         self.priority = int(Priority.NORMAL)  # among the queues of its program
         self.thread = book.Thread(program.account)
         self.pending: deque[Command] = deque()
@@ -234,10 +252,11 @@ class ProgramState:
     """One running program: what it asked for, its queues, what it holds and what it has used."""
 
     __slots__ = (
-        "account", "alone", "answers", "asked_model", "command_limit", "commands", "created", "deaths",
-        "default_model", "dispatched", "end_asked", "epoch", "failed", "handle", "id", "idempotency_key",
-        "in_flight", "input_tokens", "journals", "killed", "live", "name", "num_pages", "page_limit", "peak_pages",
-        "places", "queues", "reach", "recovered_s", "sampled_tokens", "session", "span", "started_s", "tenant",
+        "account", "alone", "answers", "asked_model", "cached_tokens", "caches", "command_limit", "commands",
+        "computed_tokens", "created", "deaths", "default_model", "dispatched", "end_asked", "epoch", "failed",
+        "handle", "id", "idempotency_key", "imports", "in_flight", "input_tokens", "journals", "killed", "live",
+        "name", "num_pages", "page_limit", "peak_pages", "places", "queues", "reach", "recovered_s", "sampled_tokens",
+        "session", "span", "started_s", "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -266,6 +285,10 @@ class ProgramState:
         self.peak_pages = 0
         self.sampled_tokens = 0
         self.input_tokens = 0
+        self.caches = True  # whether its new queues take over cached rows
+        self.imports: dict[object, list[bytes]] = {}  # the digests of rows of names that it has imported
+        self.computed_tokens = 0  # by engines for it, without what made lost state again
+        self.cached_tokens = 0  # those that rows of other tables had, so they weren't computed
         self.commands = 0
         self.recovered_s = 0.0  # seconds for which the program was suspended
         self.answers: Answers | None = None  # to be repeated to another runtime; None: it can't begin again there

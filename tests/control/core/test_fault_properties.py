@@ -142,7 +142,7 @@ class World:
             for i, pool in enumerate(engine.pools):
                 pool.check()
                 held = [p.places[engine.model_index].num_held(i) for p in programs]
-                assert sum(held) == pool.num_held
+                assert sum(held) == pool.num_refs
             for program in programs:
                 place = program.places[engine.model_index]
                 assert len({row for table in place.tables.values() for row in table.rows}) == place.num_rows
@@ -182,5 +182,5 @@ def test_nothing_leaks_and_everybody_is_told(seed: int, policy: str) -> None:
     for engine in host.core.engines.values():
         assert [p.num_held for p in engine.pools] == [0, 0, 0]
         assert not engine.program_ids
-        assert not engine.tables.num_held
+        assert engine.tables.num_held == engine.prefixes.num_branches
     host.core.check_ledgers()

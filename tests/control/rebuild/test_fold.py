@@ -114,7 +114,7 @@ def run(seed: int, deaths: float, *, engine_deaths: float = 0.0, checks: bool = 
         assert writer.guest.settled.commands == len(writer.guest.sent)
     for engine in host.core.engines.values():
         assert [p.num_held for p in engine.pools] == [0, 0, 0]
-        assert not engine.tables.num_held
+        assert engine.tables.num_held == engine.prefixes.num_branches
     return told
 
 

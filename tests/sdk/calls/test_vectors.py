@@ -196,6 +196,13 @@ CALLS["dealloc_grammar"] = lambda q, grammar: inferlet.dealloc_grammar(q, inferl
 CALLS["forward_with_mask_and_adapter"] = CALLS["forward"]
 CALLS["forward_table_with_mask_and_adapter"] = CALLS["forward_table"]
 CALLS["table_of_itself"] = CALLS["table"]
+CALLS["export_kvpage"] = CALLS["export_kvpage_tail"] = lambda q, kv, exported, **kw: inferlet.export_kvpage(
+    q, None if kv is None else PageTable(kv), exported, **kw
+)
+CALLS["import_kvpage"] = lambda q, exported: inferlet.import_tokens(q, name=exported)
+CALLS["unexport_kvpage"] = lambda q, exported: inferlet.unexport_kvpage(q, name=exported)
+CALLS["get_all_exported_kvpages"] = inferlet.get_all_exported_kvpages
+CALLS["set_prefix_cache"] = lambda q, program: inferlet.set_prefix_cache(q, on=False, program=program)
 CALLS["mask_table_show"] = CALLS["mask_table_drop"] = CALLS["mask_table"]
 
 

@@ -22,6 +22,7 @@ from tartlet_common.engine import sample_options
 from tartlet_common.errors import registry as errors
 from tests.sdk.host import mini_grammar, mini_text
 from tests.sdk.host import mini_model as model
+from tests.sdk.host.mini_names import MiniNames
 from tests.sdk.host.mini_sharing import MiniSharing
 
 
@@ -112,6 +113,8 @@ class MiniHost:
         self.turn = -1  # the queue that had the last one
         self.priorities: list[int] = []
         self.grammars = mini_grammar.MiniGrammars()
+        self.names = MiniNames()
+        self.computed: dict[tuple[int, int], int] = {}  # tokens, by the identity of a row and the place in it
         self.waits = 0
         self.computed_tokens = 0
         self.peak_pages = 0
@@ -226,6 +229,10 @@ class MiniHost:
                 self.priorities.append(command.a)
             case Op.CANCEL:
                 self.cancel(command)
+            case Op.GET_ALL_EXPORTED_KVPAGES:
+                self.answer(command, payload=self.names.listed())
+            case Op.SET_PREFIX_CACHE:
+                self.names.caches.append((command.queue, command.a, command.b))
             case Op.GRAMMAR | Op.DEALLOC_GRAMMAR:
                 refused = self.grammars.run(command.op, command.a, command.b, command.payload)
                 if refused is None:
@@ -416,6 +423,29 @@ class MiniHost:
             raise errors.UnknownResource(kind=kind, id=i)
         return table[i]
 
+    def do_export_kvpage(self, command: Command) -> None:
+        name, tail = command.payload[4 : 4 + command.c], command.payload[4 + command.c :]
+        rows = self.tables.get(command.a, []) if command.b else []
+        slots = [(id(row), at) for row in rows for at in range(self.page_size) if row[at] is not None]
+        tokens = [self.computed[slot] for slot in slots[: command.b]]
+        self.tell_name(command, self.names.export, name.decode(), [*tokens, *np.frombuffer(tail, "<u4").tolist()])
+
+    def do_import_kvpage(self, command: Command) -> None:
+        self.tell_name(command, lambda name, *_: self.names.run(command.op, name), command.payload.decode(), [])
+
+    do_unexport_kvpage = do_import_kvpage
+
+    def tell_name(
+        self, command: Command, call: Callable[..., tuple[int, int, bytes]], name: str, of: list[int]
+    ) -> None:
+        """Answer a call on a name. One that fails poisons nothing."""
+        try:
+            a, b, payload = call(name, of, command.ticket)
+        except errors.TartletError as error:
+            self.fail(command, error)
+            return
+        self.answer(command, a=a, b=b, payload=payload)
+
     def do_synchronize(self, command: Command) -> bool | None:
         self.answer(command)
         return None
@@ -480,6 +510,7 @@ class MiniHost:
             if places:
                 page, offset = places[i]
                 page[offset] = (position, state)
+                self.computed[id(page), offset] = token
             out = i - (len(iemb) - len(oemb))
             if out >= 0:
                 self.embeds[oemb[out]] = ("out", state, position)

@@ -205,6 +205,19 @@ def test_the_array_of_rows_grows_and_keeps_what_it_holds() -> None:
     assert tables.count[[0, 7, 63, 64, 500]].tolist() == [70, 31, 70, 70, 0]
 
 
+def test_rows_that_are_added_again_stay_plain_behind_another_table_s_plain_rows() -> None:
+    tables = PageTables(page_size=4)
+    tables.change(changes((0, 0, 0, range(3)), (1, 1, 0, range(10, 13))))
+    tables.plain[:2] = 12
+    tables.change(changes((2, 1, 3, []), (2, 0, 2, [12])))
+    assert (tables.rows[2, :3].tolist(), tables.plain[2]) == ([0, 1, 12], 12)
+    tables.change(changes((2, 1, 3, []), (2, 0, 1, [11, 20])))
+    assert (tables.rows[2, :3].tolist(), tables.plain[2]) == ([0, 11, 20], 8)
+    tables.plain[0] = 2
+    tables.change(changes((2, 1, 3, []), (2, 0, 2, [12])))
+    assert tables.plain[2] == 2
+
+
 # ---- the work of a decode step --------------------------------------------------------------------------------------
 
 

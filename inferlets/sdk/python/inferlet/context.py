@@ -12,12 +12,14 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 from zlib import crc32
 
 from inferlet._contexts.generation import Following, Generation
-from inferlet._contexts.stepping import Stepping
+from inferlet._contexts.naming import Naming
+from inferlet._contexts.sequence import RUN_AHEAD
 from inferlet._values.arguments import shown, whole
+from inferlet._values.types import Model
 from inferlet._wire.options import Options
 from inferlet.errors import InvalidArgument
 from inferlet.grammar import Grammar
@@ -25,7 +27,7 @@ from inferlet.sampling import AnySampler, Greedy
 from inferlet.stopping import Stop, conditions
 
 
-class Context(Stepping):
+class Context(Naming):
     """A sequence of tokens with its keys and values. Fill a context, generate from it, fork it.
 
     Each context has its own command queue, so the commands of several contexts can run in one batch. `fill` and `chat`
@@ -154,6 +156,44 @@ class Context(Stepping):
             pass
         return generation.text
 
+    @classmethod
+    async def load(
+        cls, name: str, model: Model | None = None, *, seed: int | None = None, run_ahead: int = RUN_AHEAD
+    ) -> Self:
+        """Make a context that begins with the tokens that were saved under a name.
+
+        It shares the rows that its engine has of them. What is missing, because the engine was lost or its memory was
+        short, is computed when the context is.
+
+        Args:
+            name: the name that `save` was given, by this program or another of the tenant.
+            model: the model that the name was saved with; None for the program's default model.
+            seed: as for `Context`.
+            run_ahead: as for `Context`.
+
+        Raises:
+            InvalidArgument: `name` is none.
+            UnknownName: nothing is saved under the name for this model.
+
+        Example:
+            >>> async def main():
+            ...     try:
+            ...         ctx = await Context.load("documents")
+            ...     except errors.UnknownName:
+            ...         ctx = Context()
+            ...         ctx.fill("The documents that many questions are about. ")
+            ...         print((await ctx.save("documents")).version)
+            1
+        """
+        made = cls(model, seed=seed, run_ahead=run_ahead)
+        try:
+            found = await made.queue.import_tokens(name)
+        except BaseException:
+            made.close()
+            raise
+        made.tokens = list(found.tokens)
+        return made
+
     def fork(self, n: int = 1) -> list[Context]:
         """Make `n` contexts that begin with this context's tokens.
 
@@ -188,7 +228,8 @@ class Context(Stepping):
         return children
 
     def _child(self, shared: int, fork: int, i: int) -> Context:
-        child = Context(self.model, seed=self.seed, run_ahead=self.run_ahead)
+        caching = self.queue.prefix_cache
+        child = Context(self.model, seed=self.seed, run_ahead=self.run_ahead, prefix_cache=caching)
         child.draw = crc32(f"{self.draw}/{fork}/{i}".encode())
         child.tokens = self.tokens.copy()
         child._answering = self._answering

@@ -117,18 +117,18 @@ class Memory:
         """Suspend who gives way. Returns whether there is room already."""
         pool = engine.pools[pool_index]
         coming = sum(p.num_held(pool_index) for p in self.suspender.leaving if p.engine is engine)
-        missing = asked - pool.num_free - coming
+        missing = asked - engine.takeable(pool_index, asked) - coming
         if missing > 0:
             asker, others = self._holders(place, engine, pool_index, now)
             error = OutOfPages(kind=POOL_NAMES[pool_index], total=pool.total)
             for holder in yielding(asker, others, missing, pool.total, self._weights):
                 self.suspender.give_way(holder.key, error, now)
-        return pool.num_free >= asked
+        return engine.takeable(pool_index, asked) >= asked
 
     def make_way(self, place: Place, engine: EngineState, need: tuple[int, int, int], now: float) -> None:
         """Let others give way to a suspended program that comes before them."""
         for pool_index, asked in enumerate(need):
-            if engine.pools[pool_index].num_free < asked:
+            if engine.takeable(pool_index, asked) < asked:
                 self._ask(place, engine, pool_index, asked, now)
 
     def _holders(self, place: Place, engine: EngineState, pool_index: int, now: float) -> tuple[Holder, list[Holder]]:
@@ -162,7 +162,7 @@ class Memory:
         """
         pool, asker = engine.pools[pool_index], place.program
         fixed: list[ProgramState] = []
-        may_come, waits_for = pool.num_free, False
+        may_come, waits_for = pool.num_free + pool.num_cached, False
         for program in self._lifecycle.placed_on(engine):
             other = program.places[engine.model_index]
             if other is place:
@@ -189,7 +189,7 @@ class Memory:
             return False
         for program in victims:
             self._lifecycle.kill(program, error)
-        return pool.num_free >= asked
+        return engine.takeable(pool_index, asked) >= asked
 
     # ---- who waits ------------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class Memory:
 
     def _state(self, engine: EngineState) -> tuple[object, ...]:
         suspender = self.suspender
-        return (*(p.num_free for p in engine.pools), len(suspender.leaving), len(suspender.waiting))
+        return (*(p.num_free + p.num_cached for p in engine.pools), len(suspender.leaving), len(suspender.waiting))
 
     def before(self, place: Place, engine: EngineState, now: float) -> bool:
         """Return whether a queue that waits for room on an engine comes before a suspended program."""

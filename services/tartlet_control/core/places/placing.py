@@ -86,7 +86,7 @@ class Placing:
             self._num_calls(engine),
             len(engine.program_ids),
             waiting_s,
-            engine.pools[PAGES].num_free,
+            engine.pools[PAGES].num_free + engine.pools[PAGES].num_cached,
             token_s / _MUCH,
             held,
         )

@@ -7,16 +7,7 @@ from collections.abc import Iterable
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.page_tables import PageTable
-from tartlet_control.tables.programs import CommandQueue, Place
-
-
-def own_queue(place: Place) -> CommandQueue:
-    """Return control's own queue of a program, which makes its state again."""
-    program, number = place.program, -1 - place.model.index
-    queue = program.queues.get(number)
-    if queue is None:
-        queue = program.queues[number] = CommandQueue(program, number, place)
-    return queue
+from tartlet_control.tables.programs import Place
 
 
 def take(place: Place, engine: EngineState, pool: int, ids: Iterable[int]) -> None:
@@ -41,12 +32,10 @@ def take_tables(place: Place, engine: EngineState) -> dict[int, PageTable]:
             if page is None:
                 [page] = pool.take(1)
                 physical[id(row)] = page
-            else:
-                pool.retain([page])
             table.rows.append(page)
+        place.rows.add(table.rows)
         if line.rows:
             table.number = engine.tables.take()
             tables[id(line)] = table
     engine.clear[PAGES].update(physical.values())
-    place.num_rows = len(physical)
     return tables

@@ -31,19 +31,25 @@ __all__ = [
     "dealloc_slot",
     "detokenize",
     "embed_txt",
+    "export_kvpage",
     "forward",
     "forward_table",
+    "get_all_exported_kvpages",
     "get_next_dist",
     "get_next_dists",
+    "import_kvpage",
+    "import_tokens",
     "mark",
     "mask_kvpage",
     "mask_table",
     "reset",
     "sample",
+    "set_prefix_cache",
     "set_queue_priority",
     "synchronize",
     "table",
     "tokenize",
+    "unexport_kvpage",
 ]
 
 _P = ParamSpec("_P")
@@ -97,6 +103,12 @@ synchronize = _on_queue(Queue.synchronize)
 reset = _on_queue(Queue.reset)
 cancel = _on_queue(Queue.cancel)
 mark = _on_queue(Queue.mark)
+export_kvpage = _on_queue(Queue.export_kvpage)
+import_kvpage = _on_queue(Queue.import_kvpage)
+import_tokens = _on_queue(Queue.import_tokens)
+unexport_kvpage = _on_queue(Queue.unexport_kvpage)
+get_all_exported_kvpages = _on_queue(Queue.get_all_exported_kvpages)
+set_prefix_cache = _on_queue(Queue.set_prefix_cache)
 
 
 @overload

@@ -182,6 +182,8 @@ def give_queue_back(queue: Queue) -> None:
         queue.reset()
     if queue.priority != Priority.NORMAL:
         queue.set_priority(Priority.NORMAL)
+    if not queue.prefix_cache:
+        queue.set_prefix_cache(True)
     state.spare_queues.setdefault(queue.model.index, []).append(queue)
 
 

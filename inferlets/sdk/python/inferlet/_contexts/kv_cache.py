@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Literal
 
 from inferlet._queues.queue import Queue
-from inferlet._values.types import Embed, Model, PageTable, TokenSlot
+from inferlet._values.types import Embed, Exported, Model, PageTable, TokenSlot
 
 CHUNK = 512
 """Tokens of one `forward` of a prompt: enough to keep an engine busy, with few embeds."""
@@ -59,6 +60,13 @@ class KvCache:
         child.dropped, child._holes, child._masked = self.dropped, set(self._holes), list(self._masked)
         child._mask_from(child.length)
         return child
+
+    def export(self, tokens: Sequence[int], name: str, ttl_s: int) -> asyncio.Future[Exported]:
+        """Record the commands that compute the tokens of the context but the last, and name them all."""
+        self.compute(tokens, len(tokens) - 1)
+        count = min(self.length, len(tokens))
+        table = self._table if count else None
+        return self._queue.export_kvpage(table, name, num_tokens=count, tail=tokens[count:], ttl_s=ttl_s)
 
     def release(self) -> None:
         """Free the table, the embeds and the slot."""

@@ -25,7 +25,14 @@ RUN_AHEAD = 4
 class TokenSequence:
     """The tokens of a context, with their keys and values, and the life of both."""
 
-    def __init__(self, model: Model | None = None, *, seed: int | None = None, run_ahead: int = RUN_AHEAD) -> None:
+    def __init__(
+        self,
+        model: Model | None = None,
+        *,
+        seed: int | None = None,
+        run_ahead: int = RUN_AHEAD,
+        prefix_cache: bool = True,
+    ) -> None:
         """Make an empty context.
 
         Args:
@@ -33,6 +40,8 @@ class TokenSequence:
             seed: the key of the samplers' random numbers; None to draw a seed from `random`.
             run_ahead: how many decode steps are queued before the program has seen their tokens; 0 waits for each
                 token. The text is the same for every number.
+            prefix_cache: whether the context takes over pages of equal prompts, and leaves its own to others. The text
+                is the same with and without.
 
         Raises:
             TypeError: `model` is no `Model` (a model's name, for example), or a number is no whole number.
@@ -46,6 +55,8 @@ class TokenSequence:
         whole("run_ahead", run_ahead, 0)
         self.model = model or default_model()
         self.queue = take_queue(self.model)
+        if not prefix_cache:
+            self.queue.set_prefix_cache(False)
         self.seed = random.getrandbits(64) if seed is None else seed
         self.draw = 0
         self.run_ahead = run_ahead

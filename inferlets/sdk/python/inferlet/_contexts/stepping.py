@@ -25,7 +25,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def _alone(
+def alone(
     method: Callable[Concatenate[Stepping, _P], Coroutine[Any, Any, _R]],
 ) -> Callable[Concatenate[Stepping, _P], Coroutine[Any, Any, _R]]:
     """Let a method run while no other task computes with the same context."""
@@ -63,7 +63,7 @@ class Stepping(Masking):
         """
         return self.model.max_position - len(self.tokens)
 
-    @_alone
+    @alone
     async def next_dist(self, *, top_k: int = 0) -> Dist:
         """Compute the context and return the distribution of its next token. The context stays as it is.
 
@@ -86,7 +86,7 @@ class Stepping(Masking):
         output = await self._last_output()
         return await self.queue.get_next_dist(output, top_k=top_k)
 
-    @_alone
+    @alone
     async def next_logprobs(self, tokens: Sequence[int]) -> dict[int, float]:
         """Return the log-probabilities of named next tokens under the model's own distribution.
 
@@ -113,7 +113,7 @@ class Stepping(Masking):
         told = (await self.queue.sample_packed(output, slot, params)).logprobs
         return {token: told[token] for token in named}
 
-    @_alone
+    @alone
     async def step(
         self,
         sampler: Sampler | None = None,
@@ -159,7 +159,7 @@ class Stepping(Masking):
         self.tokens.append(sampled.token)
         return sampled
 
-    @_alone
+    @alone
     async def propose(
         self, tokens: Sequence[int], sampler: Sampler | None = None, *, eos: bool = True, top_k: int | None = None
     ) -> Proposal:
@@ -241,7 +241,7 @@ class Stepping(Masking):
         self._cache.length += len(taken)
         return taken
 
-    @_alone
+    @alone
     async def score(self, text: str | Sequence[int]) -> list[float]:
         """Return the log-probability of each token of a text as the continuation of the context.
 

@@ -196,6 +196,26 @@ class ContextTooLong(RequestError):
     remedy: ClassVar[str] = "Shorten the context, or use a model with a longer one."
 
 
+class UnknownName(RequestError):
+    """121: nothing is exported as {name!r}."""
+
+    number: ClassVar[int] = 121
+    message: ClassVar[str] = "nothing is exported as {name!r}"
+    remedy: ClassVar[str] = (
+        "Export it first; an export ends when it was unused for its time or its tenant's budget is full."
+    )
+
+
+class NotPlain(RequestError):
+    """122: the table can't be exported: {call} wrote slots whose content tokens alone do...."""
+
+    number: ClassVar[int] = 122
+    message: ClassVar[str] = "the table can't be exported: {call} wrote slots whose content tokens alone don't tell"
+    remedy: ClassVar[str] = (
+        "Export contexts without masks, hidden or dropped tokens, and with each token at its own position."
+    )
+
+
 class UnknownPool(RequestError):
     """124: no engine of the pool {pool!r} is there for this program; pools that it may u...."""
 
@@ -408,6 +428,16 @@ class CompilerMemoryExceeded(LimitError):
         "Make functions smaller, try again later, or raise process_memory_bytes, a setting (or the pod's limit)."
     )
     retryable: ClassVar[bool] = True
+
+
+class NameBudgetExceeded(LimitError):
+    """320: exported contexts: the tenant has {held} {kind} and asked for {asked} more; i...."""
+
+    number: ClassVar[int] = 320
+    message: ClassVar[str] = (
+        "exported contexts: the tenant has {held} {kind} and asked for {asked} more; its limit is {limit}"
+    )
+    remedy: ClassVar[str] = "Unexport names, export less, or let control's operator raise name_tokens."
 
 
 class WorkerLost(LostError):
@@ -639,6 +669,8 @@ REGISTRY: dict[int, type[TartletError]] = {
     116: EngineMismatch,
     117: SourceTooLarge,
     118: ContextTooLong,
+    121: UnknownName,
+    122: NotPlain,
     124: UnknownPool,
     125: GrammarRefused,
     201: ProgramFailed,
@@ -663,6 +695,7 @@ REGISTRY: dict[int, type[TartletError]] = {
     312: InboxFull,
     313: MemoryBudgetExceeded,
     314: CompilerMemoryExceeded,
+    320: NameBudgetExceeded,
     401: WorkerLost,
     402: ControlLost,
     403: RuntimeLost,

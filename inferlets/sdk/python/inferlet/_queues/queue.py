@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inferlet._generated import abi
-from inferlet._queues.computing import Computing
+from inferlet._queues.naming import Naming
 from inferlet._values import refusals
 from inferlet._values.arguments import shown
 from inferlet._values.types import CompiledGrammar, Dist, Embed, Model, Priority, Sampled, TokenSlot
@@ -23,7 +23,7 @@ from inferlet._wire.packing import pack_sampling, single
 _U32 = struct.Struct("<I").pack
 
 
-class Queue(Computing):
+class Queue(Naming):
     """A command queue, made by `create_queue()`. The functions of the same names take a queue as their first argument.
 
     Example:

@@ -172,6 +172,39 @@ class Usage:
     slots: int
     page_limit: int
     free_pages: int
+    computed_tokens: int = 0  # that engines computed for the program so far
+    cached_tokens: int = 0  # that needn't be computed, because rows of equal prompts were there
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What a name stands for (`export_kvpage`): how many tokens, in which version, and a digest of them.
+
+    Example:
+        >>> Exported("documents", tokens=512, version=2, digest="00" * 16).version
+        2
+    """
+
+    name: str
+    tokens: int
+    version: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What `import_kvpage` brings: the tokens that a name stands for, and a page table that holds them.
+
+    Example:
+        >>> Imported("greeting", [72, 105], version=1, digest="00" * 16, table=PageTable(0)).tokens
+        [72, 105]
+    """
+
+    name: str
+    tokens: Sequence[int]
+    version: int
+    digest: str
+    table: PageTable | None = None
 
 
 @dataclass(frozen=True, slots=True)

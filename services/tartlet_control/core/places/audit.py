@@ -11,7 +11,7 @@ from tartlet_control.tables.programs import Place
 
 
 def audit(engine: EngineState, places: list[Place], *, recount: bool) -> Iterator[LedgerFault]:
-    """Yield what doesn't balance: free + held = total in each pool, and programs hold all that is held.
+    """Yield what doesn't balance: free + held + cached = total in each pool, and programs hold all that is held.
 
     Args:
         engine: it is idle.
@@ -19,17 +19,19 @@ def audit(engine: EngineState, places: list[Place], *, recount: bool) -> Iterato
         recount: whether all references are counted anew, which takes milliseconds.
     """
     for i, pool in enumerate(engine.pools):
-        owned = sum(place.num_held(i) for place in places)
+        holds = sum(place.num_held(i) for place in places)
         try:
             if recount and i == PAGES:
-                owned = _recounted(engine, places)
+                holds = _recounted(engine, places)
             if recount:
                 pool.check()
         except LedgerFault as e:
             yield e
             continue
-        if owned != pool.num_held:
-            yield LedgerFault(pool.name, pool.num_free, owned, pool.total)
+        if holds != pool.num_refs:
+            yield LedgerFault(f"holders of {pool.name}", 0, holds, pool.num_refs)
+        elif recount and (held := len(set().union(*(place.ids_held(i) for place in places)))) != pool.num_held:
+            yield LedgerFault(pool.name, pool.num_free, held, pool.total, pool.num_cached)
 
 
 def _recounted(engine: EngineState, places: list[Place]) -> int:
@@ -39,6 +41,7 @@ def _recounted(engine: EngineState, places: list[Place]) -> int:
         LedgerFault: more or fewer tables have a number than exist.
     """
     numbered = sum(table.number >= 0 for place in places for table in place.tables.values())
+    numbered += engine.prefixes.num_branches
     if numbered != engine.tables.num_held:
         raise LedgerFault("page tables", 0, numbered, engine.tables.num_held)
     rows = (set().union(*(pages_of(table.rows) for table in place.tables.values())) for place in places)
