@@ -33,6 +33,7 @@ from inferlet import (
     tokenize,
     tool_formats,
     tool_grammars,
+    usage,
 )
 from inferlet.errors import GrammarRefused, InvalidArgument, UnsupportedTrait
 
@@ -90,7 +91,9 @@ async def answer(request: dict[str, Any], model: Model) -> None:
     except (GrammarRefused, UnsupportedTrait) as e:
         raise refused_grammar(e, request) from e
     every = list(itertools.chain(*counts))
-    reply.usage(total, sum(c.tokens for c in every), reasoning_tokens=sum(c.reasoning for c in every))
+    written, reasoning = sum(c.tokens for c in every), sum(c.reasoning for c in every)
+    cached = min(total, (await usage()).cached_tokens)
+    reply.usage(total, written, cached_tokens=cached, reasoning_tokens=reasoning)
 
 
 async def chat_prompt(request: dict[str, Any], model: Model) -> Prompts:

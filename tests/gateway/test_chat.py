@@ -41,7 +41,22 @@ def test_a_reply_has_the_form_that_clients_check(http: httpx.Client) -> None:
     assert reply.usage.completion_tokens == 8
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + 8
     assert reply.usage.prompt_tokens_details is not None
-    assert reply.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_the_tokens_of_a_prompt_that_was_asked_before_are_told_as_cached(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "A question that nobody has asked before. " * 8}]
+    first, again = (
+        ChatCompletion.model_validate(chat(http, messages=messages, temperature=0).json()) for _ in range(2)
+    )
+    assert again.choices[0].message == first.choices[0].message
+    cached = []
+    for reply in (first, again):
+        assert reply.usage is not None
+        assert reply.usage.prompt_tokens_details is not None
+        cached.append(reply.usage.prompt_tokens_details.cached_tokens or 0)
+    assert again.usage is not None
+    assert cached[0] < 64
+    assert again.usage.prompt_tokens - 64 <= cached[1] < again.usage.prompt_tokens
 
 
 def test_max_completion_tokens_wins_over_max_tokens(http: httpx.Client) -> None:
