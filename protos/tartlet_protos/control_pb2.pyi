@@ -1004,6 +1004,7 @@ class LocateReply(_message.Message):
     RUNTIMES_FIELD_NUMBER: _builtins.int
     RETURNING_FIELD_NUMBER: _builtins.int
     RECOVERING_FIELD_NUMBER: _builtins.int
+    ORPHANS_FIELD_NUMBER: _builtins.int
     returning: _builtins.bool
     """control has just started and runtimes may still reconnect: "" is not final"""
     @_builtins.property
@@ -1022,6 +1023,10 @@ class LocateReply(_message.Message):
     def recovering(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
         """one for each program: its runtime is gone, and another one takes it over"""
 
+    @_builtins.property
+    def orphans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Orphan]:
+        """all programs without a runtime that the caller may see, if it asks for no program"""
+
     def __init__(
         self,
         *,
@@ -1030,14 +1035,58 @@ class LocateReply(_message.Message):
         runtimes: _abc.Iterable[_builtins.str] | None = ...,
         returning: _builtins.bool = ...,
         recovering: _abc.Iterable[_builtins.bool] | None = ...,
+        orphans: _abc.Iterable[Global___Orphan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "pages", b"pages", "recovering", b"recovering", "returning", b"returning", "runtimes", b"runtimes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "orphans", b"orphans", "pages", b"pages", "recovering", b"recovering", "returning", b"returning", "runtimes", b"runtimes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LocateReply: _TypeAlias = LocateReply  # noqa: Y015
+
+@_typing.final
+class Orphan(_message.Message):
+    """A program whose runtime is gone, until another one has begun it again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRAM_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    RECOVERED_S_FIELD_NUMBER: _builtins.int
+    program_id: _builtins.str
+    name: _builtins.str
+    tenant: _builtins.str
+    model: _builtins.str
+    idempotency_key: _builtins.str
+    age_s: _builtins.float
+    pages: _builtins.int
+    recovered_s: _builtins.float
+    """for which it has stood still"""
+    def __init__(
+        self,
+        *,
+        program_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        model: _builtins.str = ...,
+        idempotency_key: _builtins.str = ...,
+        age_s: _builtins.float = ...,
+        pages: _builtins.int = ...,
+        recovered_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "idempotency_key", b"idempotency_key", "model", b"model", "name", b"name", "pages", b"pages", "program_id", b"program_id", "recovered_s", b"recovered_s", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Orphan: _TypeAlias = Orphan  # noqa: Y015
 
 @_typing.final
 class EngineAction(_message.Message):

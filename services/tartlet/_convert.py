@@ -177,6 +177,7 @@ def info_from_proto(m: programs_pb2.ProgramInfo) -> ProgramInfo:
         pages=m.pages,
         runtime=m.runtime,
         idempotency_key=m.idempotency_key,
+        recovered_s=m.recovered_s,
     )
 
 

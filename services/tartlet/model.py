@@ -200,6 +200,7 @@ class ProgramInfo:
     pages: int  # KV pages that the program holds now
     runtime: str = ""  # address of the runtime that runs the program
     idempotency_key: str = ""  # the key of its launch; "": none
+    recovered_s: float = 0.0  # for which it stood still because its runtime was gone
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from tartlet_control.serving import greeting
 from tartlet_control.serving.catalogue import Catalogue
 from tartlet_control.serving.core_loop import CoreLoop, RuntimeLink
 from tartlet_control.serving.ends import in_place_of
-from tartlet_control.serving.frames import frames_of, kept, start_request
+from tartlet_control.serving.frames import frames_of, kept, orphans_of, start_request
 from tartlet_control.serving.specs import known_model
 from tartlet_control.serving.state import engines_of, state_of
 from tartlet_control.serving.tokenizers import Tokenizers
@@ -277,6 +277,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             addresses=[address for address, _ in found],
             pages=[pages for _, pages in found],
             runtimes=[s.address for s in self._core.sessions.values() if s.gone_since is None],
+            orphans=[] if request.program_ids else orphans_of(self._core, scope),
             recovering=[i in self._core.takeovers.orphans for i in request.program_ids],
             returning=self._core.lifecycle.keys.returning(self._core.clock.now()),
         )

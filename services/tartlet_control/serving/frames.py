@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
+from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.core.core import Core
 from tartlet_control.core.lifecycle import Kept, StartRequest
 from tartlet_control.serving.ends import BESIDE_BYTES, add_ends
@@ -15,6 +16,7 @@ from tartlet_protos import control_pb2
 
 _STARTS_BYTES: Final = 2 << 20
 _TAKEOVERS: Final = 1024  # of one frame
+_ORPHANS: Final = 1024  # told to one caller
 
 
 def frames_of(core: Core, chunks: list[Chunk], notices: Notices, numbers: Numbering) -> list[control_pb2.ControlFrame]:
@@ -61,6 +63,26 @@ def _starts(core: Core, notices: Notices, numbers: Numbering) -> list[control_pb
         takeovers = [control_pb2.TakeOver(program_id=i, epoch=epoch) for i, epoch in some]
         frames.append(control_pb2.ControlFrame(takeovers=takeovers))
     return frames
+
+
+def orphans_of(core: Core, scope: Scope) -> list[control_pb2.Orphan]:
+    """Return the programs without a runtime that a caller may see."""
+    now = core.clock.now()
+    waiting = [(orphan, core.lifecycle.programs.get(i)) for i, orphan in core.takeovers.orphans.items()]
+    return [
+        control_pb2.Orphan(
+            program_id=program.id,
+            name=program.name,
+            tenant=program.tenant,
+            model=program.default_model.name if program.default_model is not None else program.asked_model,
+            idempotency_key=program.idempotency_key,
+            age_s=now - program.started_s,
+            pages=program.num_pages,
+            recovered_s=program.recovered_s + now - orphan.since_s,
+        )
+        for orphan, program in waiting[:_ORPHANS]
+        if program is not None and scope.allows(program.tenant)
+    ]
 
 
 def start_request(start: control_pb2.ProgramStart) -> StartRequest:

@@ -41,7 +41,7 @@ class Adoption:
         self._link = link
         self._spawn = spawn
         self._slots = asyncio.Semaphore(_AT_ONCE)
-        table.adopt_later = self.begin
+        table.take_over = self.begin
 
     def begin(self, program_id: str, epoch: int) -> None:
         """Become the owner of a program with `epoch`, begin it again, and tell control."""

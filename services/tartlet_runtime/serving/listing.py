@@ -14,7 +14,8 @@ from typing import Final, TypeAlias
 
 from tartlet_common.errors.registry import InvalidArgument, TartletError
 from tartlet_common.rpc.error_proto import error_to_proto
-from tartlet_protos import programs_pb2
+from tartlet_common.rpc.tenancy import Scope
+from tartlet_protos import control_pb2, programs_pb2
 from tartlet_runtime.program.program import Program
 from tartlet_runtime.program.spec import State
 
@@ -94,6 +95,28 @@ def info_of(program: Program, now_s: float, unix_s: float, runtime: str) -> prog
         idempotency_key=program.spec.idempotency_key,
         recovered_s=program.recovered_s,
     )
+
+
+def orphans_in(
+    located: control_pb2.LocateReply, request: programs_pb2.ListRequest, scope: Scope, unix_s: float
+) -> list[programs_pb2.ProgramInfo]:
+    """Describe the programs that no runtime has just now, as far as a listing shows them."""
+    return [
+        programs_pb2.ProgramInfo(
+            program_id=orphan.program_id,
+            name=orphan.name,
+            state="recovering",
+            tenant=orphan.tenant,
+            started_unix_s=unix_s - orphan.age_s,
+            age_s=orphan.age_s,
+            model=orphan.model,
+            pages=orphan.pages,
+            idempotency_key=orphan.idempotency_key,
+            recovered_s=orphan.recovered_s,
+        )
+        for orphan in located.orphans
+        if scope.shows(orphan.tenant, request.tenant)
+    ]
 
 
 def state_name(program: Program) -> str:

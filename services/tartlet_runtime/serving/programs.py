@@ -90,7 +90,7 @@ class ProgramTable:
         self._away_since: float | None = clock.now()
         self._stopping: Callable[[], TartletError] | None = None
         self.follow_elsewhere: Callable[[Call, int, str], None] = _nowhere
-        self.adopt_later: Callable[[str, int], None] = _nowhere
+        self.take_over: Callable[[str, int], None] = _nowhere  # (`control_link.Programs`)
         link.programs = self
 
     # ---- lookup ----
@@ -124,6 +124,11 @@ class ProgramTable:
     def now_s(self) -> float:
         """Monotonic seconds of the clock that programs' times are of."""
         return self._clock.now()
+
+    @property
+    def unix_s(self) -> float:
+        """The wall clock, seconds since the epoch."""
+        return self._clock.unix_ns() / 1e9
 
     @property
     def num_live(self) -> int:
@@ -209,10 +214,6 @@ class ProgramTable:
     def journals(self) -> str:
         """The name of the store of journals; "" while it isn't known (`control_link.Programs`)."""
         return self._recording.store_name
-
-    def take_over(self, program_id: str, epoch: int) -> None:
-        """Begin a program of another runtime again (`control_link.Programs`)."""
-        self.adopt_later(program_id, epoch)
 
     def adopt(self, spec: ProgramSpec, make_guest: MakeGuest, past: Past) -> None:
         """Enter a program of another runtime, whose journal the store has given this one, and tell control.

@@ -28,7 +28,7 @@ from tartlet_common.rpc.aborts import abort
 from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_common.rpc.paging import room
 from tartlet_common.rpc.tenancy import Scope, scope_of
-from tartlet_protos import common_pb2, programs_pb2, programs_pb2_grpc
+from tartlet_protos import common_pb2, control_pb2, programs_pb2, programs_pb2_grpc
 from tartlet_runtime.abi.limits import MAX_NAME_BYTES
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.link.control_link import ControlLink
@@ -37,7 +37,7 @@ from tartlet_runtime.program.mail import MAX_KEY_BYTES
 from tartlet_runtime.program.program import MakeGuest, Program
 from tartlet_runtime.program.spec import ProgramSpec, State
 from tartlet_runtime.serving.calls import Call
-from tartlet_runtime.serving.listing import START, make_token, read_token
+from tartlet_runtime.serving.listing import START, make_token, orphans_in, read_token
 from tartlet_runtime.serving.programs import ProgramTable
 from tartlet_runtime.serving.relay import Relay, is_relayed
 from tartlet_runtime.serving.sources import Sources
@@ -308,7 +308,8 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         except TartletError as e:
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, e)
         scope, here = scope_of(context), self._table.address
-        runtimes = [] if is_relayed(context) else await self._runtimes()
+        located = control_pb2.LocateReply() if is_relayed(context) else await self._located(scope)
+        runtimes = list(dict.fromkeys(located.runtimes))
         others = [a for a in runtimes if a != here and (places is None or a in places)]
         share = room(request.page_bytes) // (1 + len(others))
         reply, more = programs_pb2.ListReply(), {}
@@ -318,6 +319,8 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             reply.programs.extend(infos)
             if rest is not None:
                 more[here] = rest
+        if places is None:
+            reply.programs.extend(orphans_in(located, request, scope, self._table.unix_s))
         if others:
             asked = programs_pb2.ListRequest(all=request.all, tenant=request.tenant, page_bytes=share)
             theirs, behind = await self._relay.list(asked, {a: (places or {}).get(a) for a in others}, scope)
@@ -330,12 +333,12 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         reply.next_page_token = make_token(more)
         return reply
 
-    async def _runtimes(self) -> Sequence[str]:
-        """Return the addresses of all runtimes, or none while control can't be reached."""
+    async def _located(self, scope: Scope) -> control_pb2.LocateReply:
+        """Return the addresses of all runtimes and the programs without one, or none while control can't be reached."""
         try:
-            return list(dict.fromkeys((await self._link.locate([])).runtimes))
+            return await self._link.locate([], scope)
         except Unavailable:
-            return []
+            return control_pb2.LocateReply()
 
     async def _add_pages(self, infos: Sequence[programs_pb2.ProgramInfo]) -> None:
         """Fill in how many pages programs hold, unless control can't be reached."""

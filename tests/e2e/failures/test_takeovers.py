@@ -99,7 +99,9 @@ async def heard(roles: Roles, launcher: str) -> tuple[list[str], str | None, lis
 
 async def _launched(address: str) -> str:
     """Launches once the runtime is there. If it dies before it answers, the key finds the program at another one."""
-    spec = LaunchSpec(source=program("agent"), args=[str(ROUNDS)], seed=bytes(16), idempotency_key=os.urandom(8).hex())
+    spec = LaunchSpec(
+        source=program("tools/agent"), args=[str(ROUNDS)], seed=bytes(16), idempotency_key=os.urandom(8).hex()
+    )
     async with tartlet.AsyncClient(address, retry_s=60) as client:
         while not os.path.exists(address.removeprefix("unix:")):  # noqa: ASYNC110, ASYNC240, PTH110 - another process
             await asyncio.sleep(0.05)
