@@ -138,10 +138,12 @@ class Prefixes:
 
     def evict(self, asked: int) -> int:
         """Free at least `asked` pages that no program holds, if there are so many. Returns how many are free now."""
-        freed = 0
-        for pins in (False, True):
-            if freed < asked:
-                freed += self._evict(asked - freed, pins=pins)
+        freed = self._evict(asked, pins=False, held=False)
+        if freed < asked:
+            freed += self._evict(asked - freed, pins=True, held=False)
+        if freed < asked and self._pages.num_cached:
+            # A program may hold a row whose prefix, in the tree, is another program's: it had computed the same.
+            freed += self._evict(asked - freed, pins=True, held=True)
         return freed
 
     def clear(self) -> None:
@@ -152,17 +154,17 @@ class Prefixes:
 
     # ---- parts ----------------------------------------------------------------------------------------------------
 
-    def _evict(self, asked: int, *, pins: bool) -> int:
+    def _evict(self, asked: int, *, pins: bool, held: bool) -> int:
         freed = 0
         passed: list[Node] = []
         while freed < asked and self._leaves:
             node = self._pop()
             if node is None:
                 break
-            if not self._may_go(node, pins=pins):
+            if not self._may_go(node, pins=pins, held=held):
                 passed.append(node)
                 continue
-            freed += self._shorten(node, asked - freed, pins=pins)
+            freed += self._shorten(node, asked - freed, pins=pins, held=held)
         tick = next(self._ticks)
         for node in passed:  # they are in use: the next call needn't look at them first
             node.used = tick
@@ -177,13 +179,13 @@ class Prefixes:
                 return node
         return None
 
-    def _shorten(self, node: Node, asked: int, *, pins: bool) -> int:
+    def _shorten(self, node: Node, asked: int, *, pins: bool, held: bool) -> int:
         """Remove rows from the end of a branch on, until enough are free. Returns how many are."""
         freed, left = 0, node
         while True:
             branch, parent = left.branch, left.parent
             freed += self._unlink(left)
-            more = parent is not None and freed < asked and self._may_go(parent, pins=pins)
+            more = parent is not None and freed < asked and self._may_go(parent, pins=pins, held=held)
             if not more or parent is None or parent.branch is not branch:
                 self._cut(branch, left.depth - 1)
             if not more or parent is None:
@@ -192,8 +194,9 @@ class Prefixes:
                 return freed
             left = parent
 
-    def _may_go(self, node: Node, *, pins: bool) -> bool:
-        return node.kid is None and not self._pages.holders(node.page) and (pins or node.digest not in self.pinned)
+    def _may_go(self, node: Node, *, pins: bool, held: bool) -> bool:
+        in_use = not held and self._pages.holders(node.page)
+        return node.kid is None and not in_use and (pins or node.digest not in self.pinned)
 
     def _new_branch(self) -> Branch | None:
         if self._branches >= MAX_BRANCHES and not self._evict_branch():
