@@ -23,7 +23,8 @@ _TRIED = 64
 class HostPages:
     """Host memory for a number of pages of an engine.
 
-    `kv` is [pages, layers, 2, kv_heads, page_size, head_dim]: a page is contiguous, so a run of pages is one copy.
+    On a CUDA device `kv` is [pages, layers, 2, kv_heads, page_size, head_dim]: a page is contiguous, so a run of pages
+    is one copy. On a CPU it is as the pools' own, [layers, 2, pages, ...]: values keep their neighbours.
     """
 
     def __init__(self, pools: Pools, count: int) -> None:
@@ -32,7 +33,7 @@ class HostPages:
         self.count = count
         self._cuda = pools.kv.is_cuda
         layers, both, _, heads, size, dim = pools.kv.shape
-        shape = (count, layers, both, heads, size, dim)
+        shape = (count, layers, both, heads, size, dim) if self._cuda else (layers, both, count, heads, size, dim)
         self.kv = torch.empty(shape, dtype=pools.kv.dtype, pin_memory=self._cuda)
         self._position = np.full((count, size), -1, np.int32)
         self._hidden = np.zeros((count, size), np.bool_)
@@ -43,11 +44,11 @@ class HostPages:
         if not len(swaps.out_page):
             return
         pools, pages = self._pools, swaps.out_page
-        gathered = pools.kv.index_select(2, pools.index(pages)).permute(2, 0, 1, 3, 4, 5)
+        gathered = pools.kv.index_select(2, pools.index(pages))
         if self._stream is None:
-            self.kv[torch.from_numpy(swaps.out_host.astype(np.int64))] = gathered
+            self.kv.index_copy_(2, pools.index(swaps.out_host), gathered)
         else:
-            gathered = gathered.contiguous()
+            gathered = gathered.permute(2, 0, 1, 3, 4, 5).contiguous()
             self._stream.wait_stream(torch.cuda.current_stream(gathered.device))
             with torch.cuda.stream(self._stream):
                 for first, last in _runs(swaps.out_host):
@@ -63,7 +64,7 @@ class HostPages:
             return
         pools, pages = self._pools, swaps.in_page
         if self._stream is None:
-            come = self.kv[torch.from_numpy(swaps.in_host.astype(np.int64))]
+            come = self.kv.index_select(2, pools.index(swaps.in_host))
         else:
             come = torch.empty((len(pages), *self.kv.shape[1:]), dtype=self.kv.dtype, device=pools.kv.device)
             self._stream.wait_stream(torch.cuda.current_stream(come.device))
@@ -73,7 +74,8 @@ class HostPages:
                     come[first:last].copy_(self.kv[at : at + last - first], non_blocking=True)
             torch.cuda.current_stream(come.device).wait_stream(self._stream)
             come.record_stream(self._stream)
-        pools.kv.index_copy_(2, pools.index(pages), come.permute(1, 2, 0, 3, 4, 5))
+            come = come.permute(1, 2, 0, 3, 4, 5)
+        pools.kv.index_copy_(2, pools.index(pages), come)
         pools.position[pages] = self._position[swaps.in_host]
         pools.hidden[pages] = self._hidden[swaps.in_host]
         pools.refresh(pages)
