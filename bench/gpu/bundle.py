@@ -36,7 +36,7 @@ PACKAGES: Final = (
 """What the GPU machine lacks, or has at other versions."""
 _GLIBC: Final = (28, 27, 24, 17, 12, 5)
 _KERNELS: Final = re.compile(
-    r"(batch_(decode|prefill|attention|pod)|page|norm|rope|sampling|single_|tvm_ffi|flashinfer_)"
+    r"(batch_(decode|prefill|attention|pod)|page|norm|rope|sampling|quantization|single_|tvm_ffi|flashinfer_)"
 )
 
 
@@ -98,16 +98,14 @@ def _download(target: Path) -> list[Path]:
     return sorted(target.glob("*.whl"))
 
 
-def _site(wheels: Sequence[Path], aot: Path | None, target: Path) -> None:
-    """Unpack wheels into `target`, without what is needless, and add kernels that were built ahead of time."""
+def assemble(wheels: Sequence[Path], aot: Path | None, target: Path) -> None:
+    """Unpack wheels into `target`, without what isn't needed, and add modules that were built ahead of time."""
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as packed:
             for name in filter(needed, packed.namelist()):
                 packed.extract(name, target)
-    for library in sorted(aot.rglob("*.so")) if aot else ():
-        place = target / "flashinfer" / "data" / "aot" / library.stem
-        place.mkdir(parents=True, exist_ok=True)
-        shutil.copy(library, place / library.name)
+    if aot:
+        shutil.copytree(aot, target / "flashinfer" / "data" / "aot", dirs_exist_ok=True)
     # The guest's name in the cache says which componentize-py built it, and the runtime names its own release.
     for name in ("componentize-py", "tartlet"):
         note = target / f"{name.replace('-', '_')}-{version(name)}.dist-info"
@@ -148,7 +146,7 @@ def make(target: Path, aot: Path | None = None) -> int:
         site.mkdir()
         wheels = Path(scratch, "wheels")
         wheels.mkdir()
-        _site(_download(wheels), aot, site)
+        assemble(_download(wheels), aot, site)
         with tarfile.open(target / "packages.tar.xz", "w:xz", preset=6) as packed:
             packed.add(site, arcname="site")
     with tarfile.open(target / "guest.tar.xz", "w:xz", preset=6) as packed:
@@ -161,7 +159,9 @@ def make(target: Path, aot: Path | None = None) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line: 1 if the bundle is too large to travel."""
     parser = argparse.ArgumentParser(prog="make gpu-bundle", description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--aot", type=Path, metavar="DIR", help="FlashInfer's kernels, built ahead of time (.so files)")
+    parser.add_argument(
+        "--aot", type=Path, metavar="DIR", help="data/aot of a FlashInfer whose modules were built ahead of time"
+    )
     parser.add_argument("--target", type=Path, default=BUNDLE, help="the folder that is made anew")
     args = parser.parse_args(argv)
     size = make(args.target, args.aot)

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench.gpu.bundle import PACKAGES, locked, needed
+from bench.gpu.bundle import PACKAGES, assemble, locked, needed
 from bench.gpu.paths import environment
 from bench.gpu.plan import STEPS, TOTAL_S, Step, limit_of
 from bench.gpu.proof import ARCHIVE, keep, main, prove
@@ -82,6 +83,24 @@ def test_a_bundle_is_made_of_locked_packages(repo: Path) -> None:
     assert needed("flashinfer/data/include/flashinfer/page.cuh")
     assert needed("flashinfer/data/csrc/batch_decode.cu")
     assert not needed("flashinfer/data/csrc/fused_moe/moe.cu")
+
+
+def test_a_bundle_holds_what_is_needed_of_wheels_and_built_modules(tmp_path: Path) -> None:
+    wheel, aot, site = tmp_path / "flashinfer-1-py3-none-any.whl", tmp_path / "aot", tmp_path / "site"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        for name in ("flashinfer/decode.py", "flashinfer/data/cutlass/large.h", "flashinfer-1.dist-info/METADATA"):
+            packed.writestr(name, "text")
+    (aot / "seen").mkdir(parents=True)
+    (aot / "seen" / "seen.so").write_bytes(b"built")
+    (aot / "manifest.json").write_text("{}")
+    site.mkdir()
+    assemble([wheel], aot, site)
+    files = {str(file.relative_to(site)) for file in site.rglob("*") if file.is_file()}
+    assert {"flashinfer/decode.py", "flashinfer-1.dist-info/METADATA"} <= files
+    assert {"flashinfer/data/aot/seen/seen.so", "flashinfer/data/aot/manifest.json"} <= files
+    assert "flashinfer/data/cutlass/large.h" not in files
+    assert any(name.startswith("tartlet-") for name in files)  # the runtime asks for its own release
+    assert any(name.startswith("componentize_py-") for name in files)
 
 
 def test_a_bundle_comes_before_what_is_installed(tmp_path: Path) -> None:
