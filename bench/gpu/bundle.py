@@ -27,11 +27,12 @@ from bench.gpu.paths import BUNDLE, BUNDLED_PYTHON, ROOT
 MOST_BYTES: Final = 45 << 20
 """A checkout of 14 MiB and the bundle travel together, and 64 MiB is a usual limit."""
 PACKAGES: Final = (
-    "annotated-types", "apache-tvm-ffi", "flashinfer-python", "googleapis-common-protos", "grpcio", "opentelemetry-api",
+    "annotated-types", "apache-tvm-ffi", "certifi", "charset-normalizer", "flashinfer-python",
+    "googleapis-common-protos", "grpcio", "idna", "nvidia-ml-py", "opentelemetry-api",
     "opentelemetry-exporter-otlp-common", "opentelemetry-exporter-otlp-proto-common",
     "opentelemetry-exporter-otlp-proto-grpc", "opentelemetry-exporter-prometheus", "opentelemetry-proto",
     "opentelemetry-sdk", "opentelemetry-semantic-conventions", "protobuf", "pydantic", "pydantic-core", "redis",
-    "typing-extensions", "typing-inspection", "wasmtime",
+    "requests", "tqdm", "typing-extensions", "typing-inspection", "urllib3", "wasmtime",
 )  # fmt: skip
 """What the GPU machine lacks, or has at other versions."""
 _GLIBC: Final = (28, 27, 24, 17, 12, 5)

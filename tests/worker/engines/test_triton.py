@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,14 @@ for kind in ("*bf16", "*fp32"):
     taken |= {"page": "*i64", "slot": "*i64", "eps": "fp32"}
     print(compiled(store.norm_rope_append, taken, heads | {"HALF": 64, "PAGE": 16, "NORMS": True}))
 """
+
+
+def test_every_kernel_of_the_worker_is_compiled_below(repo: Path) -> None:
+    kernels = set()
+    for file in (repo / "gpu_worker").rglob("*.py"):
+        kernels |= set(re.findall(r"@triton\.jit\s+def (\w+)", file.read_text()))
+    assert kernels == {"attend", "join_runs", "norm_rope_append", "merge"}
+    assert all(f".{name}," in COMPILE for name in kernels - {"merge"})  # `merge` is a part of two of them
 
 
 def test_every_kernel_compiles_for_an_h100_within_its_shared_memory(tmp_path: Path) -> None:

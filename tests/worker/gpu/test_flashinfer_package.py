@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bench.gpu.bundle import needed
 from tartlet_worker.attention import flashinfer_modules as modules
 from tartlet_worker.torch_engine import gpu_checks
 from tests.worker import flashinfer_shadow
@@ -46,6 +47,7 @@ print("told", json.dumps({{
     "signatures": signatures(flashinfer),
     "lack": parameters_lack(flashinfer),
     "names": [list(modules.specs(one)) for one in needs],
+    "sources": [str(path) for spec in modules.specs(needs[0]).values() for path in spec.sources],
     "seen": [str(path) for path in modules.specs(needs[0])[modules.seen_module(64, "bfloat16")].sources],
 }}))
 """
@@ -85,6 +87,12 @@ def test_the_variant_is_in_the_sources_that_are_compiled(told: dict[str, Any]) -
     config = next(Path(source).parent for source in told["seen"]) / "batch_prefill_config.inc"
     assert modules.SEEN_SOURCE.strip() in config.read_text()
     assert "int32_t* seen;" in config.read_text()
+
+
+def test_a_bundle_for_a_gpu_machine_keeps_the_sources_of_the_modules(told: dict[str, Any]) -> None:
+    sources = [Path(path).relative_to(PACKAGE) for path in told["sources"] if Path(path).is_relative_to(PACKAGE)]
+    assert {path.name for path in sources} >= {"quantization.cu"}
+    assert all(needed(str(path)) for path in sources)
 
 
 def test_the_locked_release_is_the_one_that_the_path_was_written_for(repo: Path) -> None:
