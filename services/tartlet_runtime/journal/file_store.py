@@ -286,8 +286,14 @@ class FileStore:
         except (InvalidSource, ValueError, KeyError, TypeError):
             slot.unlink(missing_ok=True)  # empty, or torn before its program did anything
             return None
-        slot.rename(self.path(parsed.header.program_id))
-        self._keep(self.path(parsed.header.program_id), parsed.size)
+        path = self.path(parsed.header.program_id)
+        if path in self._kept_sizes:  # two owners left copies of one journal: that of the later one has more
+            if self._kept_sizes[path] >= parsed.size:
+                slot.unlink()
+                return None
+            self._forget(path)
+        slot.rename(path)
+        self._keep(path, parsed.size)
         return parsed.header.program_id
 
 
