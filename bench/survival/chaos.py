@@ -37,6 +37,8 @@ PROGRAMS = 200
 VARIANTS = 16
 PAUSE_S = (1.0, 6.0)
 """Shortest and longest time between two faults."""
+GRACE_S = 60.0
+"""How long Redis may be away: on a busy machine its start alone takes seconds."""
 FOLLOW_S = 120.0
 """How long a client tries to follow a program whose connection broke."""
 HELD_S = 30.0
@@ -169,7 +171,7 @@ async def measure(args: argparse.Namespace) -> tuple[Seen, int, float]:
     source = tartlet.Source.from_file(HERE / "guests" / "wanderer.py")
     seen = Seen()
     with RedisServer() as redis:
-        flags = {"runtime": ["--journal-url", redis.url]}
+        flags = {"runtime": ["--journal-url", redis.url, "--journal-grace-s", str(GRACE_S)]}
         async with running_stack(engine="fake", flags=flags) as stack, tartlet.AsyncClient(stack.address) as client:
             tool = Tool(client, Seen())
             runs = (follow(client, spec_of(source, variant), tool, Seen()) for variant in range(VARIANTS))

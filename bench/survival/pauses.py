@@ -65,13 +65,11 @@ async def gaps(stack: LocalStack, victim: str, programs: int) -> list[float]:
     async with tartlet.AsyncClient(stack.address) as client:
         await until_engines(client, 2)
         specs = [tartlet.LaunchSpec(source=source, args=[str(TOKENS), str(i)]) for i in range(programs)]
-        launched = [
-            accepted.program_id
-            for accepted in await client.launch_many(specs)
-            if isinstance(accepted, tartlet.Accepted)
-        ]
-        if len(launched) < programs:
-            raise RuntimeError(f"{programs - len(launched)} programs were refused")
+        answers = await client.launch_many(specs)
+        refused = [answer for answer in answers if not isinstance(answer, tartlet.Accepted)]
+        if refused:
+            raise RuntimeError(f"{len(refused)} programs were refused: {refused[0]}")
+        launched = [answer.program_id for answer in answers if isinstance(answer, tartlet.Accepted)]
         runs = [await client.attach(program_id, retry_s=60.0) for program_id in launched]
         begun, results = asyncio.Event(), []
         waiting = set(launched)

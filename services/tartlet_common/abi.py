@@ -75,6 +75,8 @@ class Op(IntEnum):
     GET_VERSION = 11  # answer payload: UTF-8, the runtime's release
     GET_INSTANCE_ID = 12  # answer payload: UTF-8, the program's id
     PROMPT_TEMPLATE = 13  # a: model index; answer payload: UTF-8, the Jinja source of the chat template
+    # a: bytes of the JSON; payload: JSON list of strings, then u32 length and bytes of each message that is given back
+    CONTINUE = 14
     # answered by control
     CREATE_QUEUE = 32  # queue: id chosen by the program; a: model index. No answer.
     SET_QUEUE_PRIORITY = 33  # a: Priority. No answer.

@@ -50,6 +50,9 @@ class Caller(Waiter, Protocol):
     eager_bytes: int
     """Payloads worked on at once since its last turn."""
 
+    def continue_with(self, record: Record, payload: bytes) -> None:
+        """Begin the next run that a CONTINUE asks for when this one has ended well."""
+
     @property
     def args(self) -> tuple[str, ...]:
         """What it was launched with."""
@@ -80,6 +83,7 @@ class LocalOps:
             Op.GET_VERSION: lambda _caller, _record, _payload: _RELEASE,
             Op.GET_INSTANCE_ID: lambda caller, _record, _payload: caller.program_id.encode(),
             Op.PROMPT_TEMPLATE: self._prompt_template,
+            Op.CONTINUE: lambda caller, record, payload: caller.continue_with(record, payload),
         }
 
     def close(self) -> None:

@@ -84,6 +84,13 @@ class FileStore:
         """
         self._used[program_id] = self._free.pop() if self._free else self._new_slot()
 
+    def begin_anew(self, program_id: str) -> None:
+        """Write over the program's slot from its beginning on."""
+        slot = self._used.get(program_id)
+        if slot is not None:
+            self._clear(self._used.pop(program_id))
+            self.open(program_id)
+
     def append(self, turn: Turn) -> None:
         """Write a turn, one `write` a program."""
         with self._lock(fcntl.LOCK_SH):
@@ -215,7 +222,7 @@ class FileStore:
                     found.append((path, parsed))
         if not found:
             raise UnknownProgram(program=program_id)
-        return max(found, key=lambda one: one[1].size)
+        return max(found, key=lambda one: (one[1].header.start_ns, one[1].size))
 
     @contextlib.contextmanager
     def _lock(self, how: int) -> Iterator[None]:

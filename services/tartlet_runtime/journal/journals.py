@@ -138,6 +138,23 @@ class Journals:
         self._space.begin(stored_bytes)
         return Journal(program_id, header, limit_bytes, self._space, epoch=epoch, stored_bytes=stored_bytes)
 
+    def begin_anew(self, journal: Journal, header: bytes, limit_bytes: int) -> Journal:
+        """Begin the next journal of a program; the store drops the one before when it has the header.
+
+        Raises:
+            JournalFull: the header alone doesn't fit the program's limit.
+            Overloaded: the journals of running programs take all the space.
+        """
+        after = Journal(journal.program_id, header, limit_bytes, self._space, epoch=journal.epoch)
+        self._space.end(journal.counted_bytes)
+        self._space.begin(len(header))
+        journal.discard()
+        self._store.begin_anew(journal.program_id)
+        waiter = self._by_id.pop(journal.program_id, None)
+        if waiter is not None:
+            self._leave(waiter)
+        return after
+
     def close(self, journal: Journal, *, keep: bool) -> None:
         """Note that a program has ended. The store keeps its journal if `keep`, or if it may still be needed."""
         if keep and (part := journal.take()) is not None:

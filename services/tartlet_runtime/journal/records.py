@@ -65,15 +65,19 @@ class JournalHeader:
     degrades: bool = False
     tied: bool = False  # the program ends when its client goes away
     idempotency_key: str = ""
-    since_heard: int = 0  # control's records that the program had taken when this journal began
-    since_commands: int = 0  # commands for control that it had given
-    since_offset: int = 0  # events of its output
+    since_offset: int = 0  # events of its output when this journal began
 
     def encode(self) -> bytes:
         """Return the header's bytes."""
         fields = {name: getattr(self, name) for name in _SHARED_FIELDS}
         return encode_header(
-            self.program_id, self.seed, self.start_ns, _to_json(fields), self.source, self.idempotency_key
+            self.program_id,
+            self.seed,
+            self.start_ns,
+            _to_json(fields),
+            self.source,
+            self.idempotency_key,
+            self.since_offset,
         )
 
     @property
@@ -97,12 +101,20 @@ def shared_text(*fields: Any) -> str:
 
 
 def encode_header(
-    program_id: str, seed: bytes, start_ns: int, shared_text: str, source: bytes, idempotency_key: str = ""
+    program_id: str,
+    seed: bytes,
+    start_ns: int,
+    shared_text: str,
+    source: bytes,
+    idempotency_key: str = "",
+    since_offset: int = 0,
 ) -> bytes:
     """Encode a header from the program's own fields and those that it shares (`shared_text`)."""
     own = f'{{"program_id":"{program_id}","seed":"{seed.hex()}","start_ns":{start_ns},'
     if idempotency_key:
         own += f'"idempotency_key":{_to_json(idempotency_key)},'
+    if since_offset:
+        own += f'"since_offset":{since_offset},'
     text = (own + shared_text[1:]).encode()
     data = _HEAD.pack(MAGIC, VERSION, 0, len(text), len(source)) + text + source
     return data + _CRC.pack(zlib.crc32(data))

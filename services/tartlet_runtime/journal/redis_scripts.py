@@ -12,7 +12,7 @@ SHORT = 2
 UNKNOWN = 3
 
 APPEND = """
--- KEYS: hash and stream of each program. ARGV: epoch, number of the entry, data of each.
+-- KEYS: hash and stream of each program. ARGV: epoch, number of the entry (0: the first of a new stream), data of each.
 local answers = {}
 for i = 1, #KEYS / 2 do
   local owner, stream = KEYS[2 * i - 1], KEYS[2 * i]
@@ -21,6 +21,11 @@ for i = 1, #KEYS / 2 do
   if not held[1] and number == 1 then
     redis.call('HSET', owner, 'epoch', epoch, 'length', 0)
     held = {epoch, '0'}
+  end
+  if held[1] == epoch and number == 0 then  -- the stream begins anew; a repetition does the same again
+    redis.call('DEL', stream)
+    redis.call('HSET', owner, 'length', 0)
+    held, number = {epoch, '0'}, 1
   end
   local entries = redis.call('XLEN', stream)
   if not held[1] then

@@ -55,6 +55,7 @@ class RedisStore:
         self._turns: list[Turn] = []  # not under way
         self._call: _Call | None = None  # under way, or to be repeated
         self._lengths: dict[str, int] = {}  # entries of each program's stream, as far as known
+        self._anew: set[str] = set()  # whose next call replaces the stream
         self._ended: list[str] = []
         self._deleted: list[str] = []
         self._work = asyncio.Event()
@@ -69,6 +70,12 @@ class RedisStore:
         """Begin without entries."""
         self._lengths[program_id] = 0
 
+    def begin_anew(self, program_id: str) -> None:
+        """Let the next call replace the program's stream."""
+        if program_id in self._lengths:
+            self._forget_turns(program_id)
+            self._anew.add(program_id)
+
     def append(self, turn: Turn) -> None:
         """Store a turn with the next call."""
         self._turns.append(turn)
@@ -77,10 +84,14 @@ class RedisStore:
 
     def drop(self, program_id: str) -> None:
         """Forget what waits of a program."""
+        self._forget_turns(program_id)
+        self._lengths.pop(program_id, None)
+        self._anew.discard(program_id)
+
+    def _forget_turns(self, program_id: str) -> None:
         kept = [Turn(t.number, tuple(p for p in t.parts if p.program_id != program_id)) for t in self._turns]
         self.unstored_bytes -= sum(t.size for t in self._turns) - sum(t.size for t in kept)
         self._turns = kept
-        self._lengths.pop(program_id, None)
 
     def close(self, program_id: str, *, keep: bool) -> None:
         """Keep an ended program's journal for a while."""
@@ -140,7 +151,7 @@ class RedisStore:
         for program_id, status in zip(call.program_ids, await self._send(call), strict=True):
             if status == scripts.OK:
                 if program_id in self._lengths:
-                    self._lengths[program_id] += 1
+                    self._lengths[program_id] = max(1, self._lengths[program_id] + 1)
             else:
                 self._lengths.pop(program_id, None)
                 self._listener.refused(program_id, _refusal(program_id, status))
@@ -165,6 +176,9 @@ class RedisStore:
         keys = [key for program_id in data for key in _keys(program_id)]
         arguments: list[bytes | int] = []
         for program_id, added in data.items():
+            if program_id in self._anew:
+                self._anew.discard(program_id)
+                self._lengths[program_id] = -1
             arguments += [epochs[program_id], self._lengths[program_id] + 1, bytes(added)]
         return _Call(turns[-1].number, size, tuple(data), keys, arguments)
 

@@ -89,6 +89,9 @@ class JournalStore(Protocol):
             DiskFull: there is none.
         """
 
+    def begin_anew(self, program_id: str) -> None:
+        """Let the program's next part replace its journal. What isn't stored of the journal is forgotten."""
+
     def append(self, turn: Turn) -> None:
         """Store a turn; `Listener.stored` is called then."""
 

@@ -65,6 +65,7 @@ class ControlLink(ControlCalls):
         self._outbox = Outbox()
         self._held = False  # control was promised more
         self._starts: list[control_pb2.ProgramStart] = []
+        self._again: list[control_pb2.ProgramStart] = []  # of programs with an end among `_ends`
         self._ends: list[control_pb2.ProgramEnd] = []
         self._unsent: dict[int, Program] = {}
         self._beside = Beside(self._clock.now)
@@ -75,7 +76,7 @@ class ControlLink(ControlCalls):
 
     def start(self, start: control_pb2.ProgramStart) -> None:
         """Ask control to start a program. `Program.started` gets the answer."""
-        self._starts.append(start)
+        (self._again if self._ends else self._starts).append(start)
         self._driver.schedule()
 
     def commands(self, program: Program, count: int, records: bytes, payload: bytes) -> None:
@@ -169,6 +170,10 @@ class ControlLink(ControlCalls):
             frames.append(frame)
             frame = control_pb2.RuntimeFrame(ends=ends[at : at + _ENDS_A_FRAME])
         self._unsent = {}
+        if self._again:  # behind the end of the run before, which control takes first
+            frames.append(frame)
+            frame = control_pb2.RuntimeFrame(starts=self._again)
+            self._again = []
         if frame.ByteSize() or (self._held and not more):
             frames.append(frame)
         for earlier in frames:
@@ -182,7 +187,8 @@ class ControlLink(ControlCalls):
 
     @property
     def _has_words(self) -> bool:
-        return bool(self._starts or self._ends or self._outbox.commands or self._beside.is_due(self.programs.journals))
+        words = self._starts or self._again or self._ends or self._outbox.commands
+        return bool(words or self._beside.is_due(self.programs.journals))
 
     # ---- the stream ----
 
@@ -226,7 +232,7 @@ class ControlLink(ControlCalls):
         hello.journals = self._beside.named = self.programs.journals
         announced = None
         if not self._peer.resumes:
-            self._starts = []  # what waits to start is asked for again
+            self._starts, self._again = [], []  # what waits to start is asked for again
             announced = Announcement(self.programs, hello)
         await call.write(control_pb2.RuntimeFrame(hello=hello))
         async with asyncio.timeout(HELLO_TIMEOUT_S):

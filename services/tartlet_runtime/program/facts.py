@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tartlet_common.abi import Record
 from tartlet_common.clock import Clock
 from tartlet_common.errors.registry import TartletError
 from tartlet_runtime.abi.guest import Guest
 from tartlet_runtime.abi.history import History
+from tartlet_runtime.abi.next_run import NextRun
 from tartlet_runtime.program.recorder import Recorder
 from tartlet_runtime.program.spans import ProgramSpan
 from tartlet_runtime.program.spec import ProgramSpec, State
@@ -45,11 +47,17 @@ class ProgramFacts:
         self.reserved_bytes = 0  # of the process's memory, from its launch to its end
         self.guest: Guest | None = None  # made in its first turn
         self.eager_bytes = 0
+        self.next_run: NextRun | None = None  # which begins when this run has ended well
 
     @property
     def args(self) -> tuple[str, ...]:
         """The arguments of its launch."""
         return self.spec.args
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the program begins its next run where it would end."""
+        return self.next_run is not None and self.error is None
 
     @property
     def can_begin_again(self) -> bool:
@@ -60,6 +68,14 @@ class ProgramFacts:
     def is_recovering(self) -> bool:
         """Whether its guest is told again what an earlier copy was told."""
         return False
+
+    def continue_with(self, record: Record, payload: bytes) -> None:
+        """Begin the next run that a CONTINUE asks for when this one has ended well.
+
+        Raises:
+            InvalidArgument: it isn't as docs/abi.md says.
+        """
+        self.next_run = NextRun.of(record, payload)
 
     def tell_starters(self, error: TartletError | None, existing_program_id: str) -> None:
         """Answer the launches that wait for the program."""

@@ -21,6 +21,7 @@ MAX_DELIVERY_BYTES = 4 << 20
 """A delivery is cut between records so that guests can have a fixed buffer; a single larger record still goes out."""
 _OFFSET = Struct("<I")
 _OFFSET_AT = 24  # of the offset in a record
+_TICKET = 2  # its place in a record
 _AWAIT = int(Flag.AWAIT)
 _RECORDS_PER_COMMAND = 2  # the runtime's own answers come on top of control's
 _SPARE_RECORDS = 64  # for failures of queues and the like, which no command asked for
@@ -64,6 +65,7 @@ class Inbox:
         "_messages",
         "_receives",
         "_taken",
+        "_under_way",
         "count",
         "from_control",
         "payload_bytes",
@@ -89,6 +91,7 @@ class Inbox:
         self._messages: deque[bytes] = deque()
         self._message_bytes = 0
         self._receives: deque[int] = deque()  # tickets of `receive` calls that wait for a message
+        self._under_way: dict[int, bytes] = {}  # messages that answer a `receive`, until the guest has its answer
         self._is_closed = False
         self.count = 0
         self.payload_bytes = 0
@@ -172,6 +175,7 @@ class Inbox:
         if self._messages:
             message = self._messages.popleft()
             self._message_bytes -= len(message)
+            self._under_way[ticket] = message
             self._add_result(ticket, message)
         elif len(self._receives) >= self._limits.commands_in_flight:
             raise TooManyCommands(in_flight=len(self._receives), limit=self._limits.commands_in_flight)
@@ -194,7 +198,9 @@ class Inbox:
                 raise InboxFull(pending=self.count, limit=limit)
             self._take_memory(len(message))
             self._heard()
-            self._add_result(self._receives.popleft(), message)
+            ticket = self._receives.popleft()
+            self._under_way[ticket] = message
+            self._add_result(ticket, message)
         elif len(self._messages) >= limit or self._message_bytes + len(message) > MAX_INBOX_BYTES:
             raise InboxFull(pending=len(self._messages), limit=limit)
         else:
@@ -202,11 +208,16 @@ class Inbox:
             self._messages.append(message)
             self._message_bytes += len(message)
 
+    def untaken(self) -> list[bytes]:
+        """Return the messages that the guest has not been given, in order."""
+        return [*self._under_way.values(), *self._messages]
+
     def close(self) -> None:
         """Drop everything, and whatever comes later: the program has ended."""
         self._is_closed = True
         self._chunks.clear()
         self._messages.clear()
+        self._under_way.clear()
         self._receives.clear()
         self.count = self.payload_bytes = self._message_bytes = 0
         self._memory.close()
@@ -235,6 +246,8 @@ class Inbox:
             self.from_control += count * from_control
             if self._memory.granted > FREE_BYTES:
                 self._memory.fit(self._message_bytes)
+            if self._under_way:
+                self._given(records)
             return pack_delivery(count, records, payload)
         return self._take_merged(max_records or self.count)
 
@@ -261,7 +274,13 @@ class Inbox:
         self.count -= taken
         if self._memory.granted > FREE_BYTES:
             self._memory.fit(self.payload_bytes + self._message_bytes)
+        if self._under_way:
+            self._given(records)
         return pack_delivery(taken, bytes(records), bytes(payload))
+
+    def _given(self, records: bytes | bytearray) -> None:
+        for row in RECORD_STRUCT.iter_unpack(records):
+            self._under_way.pop(row[_TICKET], None)
 
 
 def _append(records: bytearray, payload: bytearray, rows: bytes, rows_payload: bytes) -> None:

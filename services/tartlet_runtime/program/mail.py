@@ -28,6 +28,12 @@ class Mail:
         for key in keys:
             self._remember(key)
 
+    def moved_to(self, inbox: Inbox) -> Mail:
+        """Return the mail of the program's next run, which knows the same keys."""
+        after = Mail(inbox)
+        after._keys = self._keys
+        return after
+
     def take(self, message: bytes, key: bytes, recorder: Recorder | None, clock_ns: int) -> None:
         """Take a message, unless one of the same key was taken before; "" is no key.
 

@@ -169,6 +169,11 @@ class Output:
         for reader in self._readers:
             reader.mark(self)
 
+    def take_place_of(self, fresh: Output) -> None:
+        """Be the output of the program's next run from now on, instead of its `fresh` one."""
+        self._hold, self._end, self.leave = fresh._hold, fresh._end, None
+        fresh._memory.close()
+
     def cut(self) -> None:
         """Drop the events that clients were not told, because nobody may ever know of them."""
         self.log.cut(self.shown)

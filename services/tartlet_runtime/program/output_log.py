@@ -62,6 +62,10 @@ class OutputLog:
         self.unread_bytes = 0
         self._total_bytes = 0
 
+    def begin_at(self, offset: int) -> None:
+        """Begin an empty log at an offset; clients have read the events before."""
+        self._base = self.first = self.read_to = offset
+
     @property
     def end(self) -> int:
         """Offset of the next event."""

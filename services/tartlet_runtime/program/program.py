@@ -72,7 +72,7 @@ class Program(ProgramFacts):
         self.deferred = Deferred()
         self._answered = False  # by control
         self._world = world
-        self._make_guest = make_guest
+        self.make_guest = make_guest
         self._result = ""
         self._backlog: Backlog[Program] = Backlog(world.ops.run, world.clock.now)
         self._outcome: tuple[TartletError | None, str] | None = None  # of its guest, until its backlog is empty
@@ -106,7 +106,7 @@ class Program(ProgramFacts):
     def _begin(self) -> bool:
         """Make the guest in its program's first turn, so that early programs of a burst run sooner."""
         try:
-            self.guest = self._make_guest(self)
+            self.guest = self.make_guest(self)
         except Exception as e:  # noqa: BLE001 - `_fail` tells all
             self._fail(e)
             return False
@@ -151,6 +151,8 @@ class Program(ProgramFacts):
         """End the program, whatever it does. The first end counts. Never call this from within the guest's step."""
         if self.state < State.ENDING:
             self._end(error, "")
+        elif self.goes_on and self.next_run is not None:  # which ends at once then
+            self.next_run.error = error
 
     def _end(self, error: TartletError | None, result: str) -> None:
         was_starting = self.state is State.STARTING
@@ -166,7 +168,7 @@ class Program(ProgramFacts):
             if not self._answered:
                 self._world.driver.starting -= 1
             self.tell_starters(error, "")
-        if self.recorder is not None and not was_starting:
+        if self.recorder is not None and (self.accepted or not was_starting) and not self.goes_on:
             self.recorder.record_end(self._elapsed_ns(), error, result)
         self._leave(self._depart)
 
@@ -185,19 +187,17 @@ class Program(ProgramFacts):
 
     def finish(self, error: TartletError | None) -> None:
         """End at last: control has freed what the program held, or nobody will say so."""
-        self.state = State.ENDED
-        self.error = error
-        now = self._world.clock.now()
-        self.usage.ended_s = now
-        data = self._result.encode("utf-8", "replace") if error is None else b""
-        self.output.close(LogEvent(_Event.ENDED, data, error is None, error, self.usage.to_proto(now)))
+        self.state, self.error = State.ENDED, error
+        self._backlog.clear()
+        if not self.goes_on:
+            self.usage.ended_s, spec = (now := self._world.clock.now()), self.spec
+            data = self._result.encode("utf-8", "replace") if error is None else b""
+            self.output.close(LogEvent(_Event.ENDED, data, error is None, error, self.usage.to_proto(now)))
+            if len(spec.source) + sum(map(len, spec.args)) > _SPEC_KEPT_BYTES:
+                self.spec = replace(spec, source=b"", args=())
+        self._world.on_ended(self)
         self.inbox.close()
         self.history.close()
-        self._backlog.clear()
-        spec = self.spec
-        if len(spec.source) + sum(map(len, spec.args)) > _SPEC_KEPT_BYTES:
-            self.spec = replace(spec, source=b"", args=())
-        self._world.on_ended(self)
         self.guest = None
 
     def _cancel_timers(self) -> None:

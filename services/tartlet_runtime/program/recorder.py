@@ -99,6 +99,11 @@ class Recorder:
         self._barrier = self._journals.turn
         self._journals.added(self)
 
+    def inherit(self, before: Recorder) -> None:
+        """Do what waits for the journal of the run before when this one is stored, which holds the same."""
+        while before._held:
+            self.leave(before._held.popleft()[1])
+
     def leave_now(self, action: Action) -> None:
         """Do `action` once all is stored that was recorded, for a caller that is in no turn."""
         if self._journals.immediate:

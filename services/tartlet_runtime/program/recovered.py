@@ -194,8 +194,6 @@ class RecoveredProgram(Program):
     def _end(self, error: TartletError | None, result: str) -> None:
         if self._rerun.end is not None:
             error, result = self._rerun.end
-        elif self.state is State.STARTING and self.recorder is not None:
-            self.recorder.record_end(self._elapsed_ns(), error, result)  # else it would live again
         self._is_past = False
         self.output.caught_up()
         super()._end(error, result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tartlet_common.abi import RECORD_STRUCT, Event
 from tartlet_protos import control_pb2, programs_pb2
@@ -52,6 +52,7 @@ class UsageMeter:
     commands: int = 0
     peak_pages: int = 0
     ended_s: float = 0.0
+    earlier_s: float = 0.0  # that earlier runs of the program took
     _asked_s: float = 0.0  # time of the last message before the first token
     _tokens: _Pace = field(default_factory=_Pace)
     _distributions: _Pace = field(default_factory=_Pace)
@@ -96,8 +97,12 @@ class UsageMeter:
 
     def settled(self, settled: control_pb2.ProgramSettled) -> None:
         """Take over the counts that only control knows."""
-        self.peak_pages = settled.peak_pages
-        self.input_tokens = settled.input_tokens
+        self.peak_pages = max(self.peak_pages, settled.peak_pages)
+        self.input_tokens += settled.input_tokens
+
+    def of_next_run(self, now_s: float) -> UsageMeter:
+        """Return the counts with which the program's next run goes on."""
+        return replace(self, launched_s=now_s, earlier_s=self.earlier_s + now_s - self.launched_s, _awaited={})
 
     def to_proto(self, now_s: float) -> programs_pb2.Usage:
         """Return the counts so far, or at the program's end."""
@@ -106,9 +111,9 @@ class UsageMeter:
             sampled_tokens=self._tokens.count,
             distributions=self._distributions.count,
             input_tokens=self.input_tokens,
-            first_token_s=pace.first_at_s - (self._asked_s or self.launched_s) if pace.count else 0.0,
+            first_token_s=pace.first_at_s - (self._asked_s or self.launched_s - self.earlier_s) if pace.count else 0.0,
             per_token_s=pace.mean_gap_s,
-            wall_s=(self.ended_s or now_s) - self.launched_s,
+            wall_s=self.earlier_s + (self.ended_s or now_s) - self.launched_s,
             commands=self.commands,
             peak_pages=self.peak_pages,
         )

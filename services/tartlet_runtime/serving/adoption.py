@@ -73,7 +73,8 @@ class Adoption:
             if (here := self._table.identity(spec)) != parsed.header.component:
                 raise InvalidSource(detail=f"the journal belongs to {parsed.header.component}, this runtime has {here}")
             header = stored.data[: parsed.header_bytes]
-            past = Past(header, parsed.header.start_ns, parsed.size, stored.epoch, Rerun.of(parsed.records))
+            start_ns, offset = parsed.header.start_ns, parsed.header.since_offset
+            past = Past(header, start_ns, parsed.size, stored.epoch, Rerun.of(parsed.records), offset)
             self._table.adopt(spec, make_guest, past)
         except BaseException:
             self._store.close(program_id, keep=True)  # for the next owner

@@ -6,11 +6,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from tartlet_common.clock import Clock
 from tartlet_common.config.settings import RuntimeSettings
 from tartlet_common.errors.registry import (
-    MemoryBudgetExceeded,
     Overloaded,
     Superseded,
     TartletError,
@@ -21,7 +21,6 @@ from tartlet_protos import common_pb2, control_pb2, programs_pb2
 from tartlet_runtime.abi.limits import default_limits
 from tartlet_runtime.answers.local_ops import LocalOps
 from tartlet_runtime.answers.models import ModelTable
-from tartlet_runtime.budget.holding import FREE_BYTES, HOLDINGS, Holding
 from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.guests.native import NativeGuest, NativeServer
 from tartlet_runtime.guests.sandboxed import WasmGuests
@@ -36,9 +35,11 @@ from tartlet_runtime.program.spec import ProgramSpec, State
 from tartlet_runtime.program.world import World
 from tartlet_runtime.serving.calls import Call
 from tartlet_runtime.serving.clients import expect_client
+from tartlet_runtime.serving.continuing import Continuing
 from tartlet_runtime.serving.ended import EndedPrograms
 from tartlet_runtime.serving.listing import Place, info_of, page_of
 from tartlet_runtime.serving.recording import Past, Recording
+from tartlet_runtime.serving.reserving import Reserving
 from tartlet_runtime.serving.starts import overdue, start_of
 
 log = logging.getLogger(__name__)
@@ -80,12 +81,14 @@ class ProgramTable:
         self.client_grace_s = settings.client_grace_s
         self.durability = settings.durability
         """Of launches that ask for none."""
-        self._world = World(driver, link, ops, clock, self._on_ended, self._on_accepted, self._memory)
         self._live: dict[int, Program] = {}  # by handle
         self._by_id: dict[str, Program] = {}  # live and kept
         self._by_key: dict[tuple[str, str], Program] = {}  # tenant and idempotency key
         self._ended = EndedPrograms(settings, ledger, journals, self._forgotten)
+        self._reserving = Reserving(ledger, wasm, self._ended)
+        self._world = World(driver, link, ops, clock, self._on_ended, self._on_accepted, self._reserving.account)
         self._recording = Recording(journals, link, driver, self.identity)
+        self._continuing = Continuing(self._recording, self._world, self._enter)
         self._next_handle = 1
         self._away_since: float | None = clock.now()
         self._stopping: Callable[[], TartletError] | None = None
@@ -168,7 +171,7 @@ class ProgramTable:
             DiskFull: there is no room for its journal.
         """
         self._check_room()
-        reserved = self._reserve(spec)
+        reserved = self._reserving.take(spec)
         span = self._spans.start(spec.program_id, spec.name, spec.model, spec.trace)
         if span is not None:
             spec = replace(spec, trace=span.context())
@@ -206,7 +209,8 @@ class ProgramTable:
         self._by_id[spec.program_id] = program
         if spec.idempotency_key:
             self._by_key[spec.tenant, spec.idempotency_key] = program
-        self._link.start(start_of(program))
+        start = partial(self._link.start, start_of(program))
+        start() if program.recorder is None else program.recorder.leave(start)
 
     # ---- programs of other runtimes ----
 
@@ -223,11 +227,12 @@ class ProgramTable:
             MemoryBudgetExceeded: the process's memory can't hold what the program reserves.
         """
         self._check_room()
-        reserved = self._reserve(spec)
+        reserved = self._reserving.take(spec)
         span = self._spans.start(spec.program_id, spec.name, spec.model, spec.trace)
         handle = self._take_handle()
         program = RecoveredProgram(spec, handle, self._world, make_guest, past.start_ns, past.rerun, span)
         program.reserved_bytes = reserved
+        program.output.log.begin_at(past.since_offset)
         with self._given_back(program):
             self._recording.go_on(program, past)
         expect_client(program, self._settings.client_grace_s, self._driver.loop)
@@ -244,27 +249,6 @@ class ProgramTable:
     def identity(self, spec: ProgramSpec) -> str:
         """Return what a journal of this program can be run again with here."""
         return self._wasm.identity(spec) if self._wasm is not None else ""
-
-    def _reserve(self, spec: ProgramSpec) -> int:
-        """Take what the program holds from its launch on. Spares and outputs of ended programs give way."""
-        texts = len(spec.source) + sum(map(len, spec.args))
-        reserved = (
-            texts + HOLDINGS * FREE_BYTES + (0 if spec.language == _Source.NATIVE else spec.limits.reserved_bytes)
-        )
-        try:
-            self.ledger.take(Use.PROGRAMS, reserved)
-        except MemoryBudgetExceeded:
-            taken = self.ledger.taken
-            if reserved > self.ledger.free_bytes + taken[Use.SPARES] + self._ended.bytes:
-                raise
-            if self._wasm is not None:
-                self._wasm.host.drop_spares()
-            self._ended.free(reserved)
-            self.ledger.take(Use.PROGRAMS, reserved)
-        return reserved
-
-    def _memory(self, use: Use) -> Holding:
-        return Holding(self.ledger, use, self._ended.free)
 
     def join(self, program: Program, call: Call, index: int, *, attach: bool) -> None:
         """Answer a launch whose idempotency key names `program`, once that has started."""
@@ -341,6 +325,9 @@ class ProgramTable:
 
     def _on_ended(self, program: Program) -> None:
         del self._live[program.handle]
+        if program.goes_on:
+            self._continuing.begin(program, self._take_handle())
+            return
         self.ledger.give(Use.PROGRAMS, program.reserved_bytes)
         self._ended.close_journal(program)
         # a name that nobody serves is the client's own, and would be kept as a label for ever

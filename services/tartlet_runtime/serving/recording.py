@@ -27,6 +27,8 @@ class Past:
     stored_bytes: int
     epoch: int
     rerun: Rerun
+    since_offset: int = 0
+    """Events of the output when the journal began."""
 
 
 class Recording:
@@ -53,6 +55,28 @@ class Recording:
             JournalFull, JournalUnavailable, Overloaded, DiskFull: as `Journals.open`.
         """
         spec = program.spec
+        header = self._header(program)
+        try:
+            journal = self._journals.open(spec.program_id, header, spec.limits.journal_bytes)
+        except JournalUnavailable:
+            if spec.degrades:
+                return
+            raise
+        self._record(program, journal, 0)
+
+    def begin_anew(self, recorder: Recorder, after: Program) -> None:
+        """Begin the journal of a program's next run in place of that of the run before.
+
+        Raises:
+            JournalFull, Overloaded: as `Journals.begin_anew`.
+        """
+        if recorder.is_broken:
+            return
+        limit = after.spec.limits.journal_bytes
+        self._record(after, self._journals.begin_anew(recorder.journal, self._header(after), limit), 0)
+
+    def _header(self, program: Program) -> bytes:
+        spec = program.spec
         text = shared_text(
             spec.language,
             spec.filename,
@@ -66,16 +90,10 @@ class Recording:
             spec.tied,
             spec.limits,
         )
-        header = encode_header(
-            spec.program_id, spec.seed, program.clock_start_ns, text, spec.source, spec.idempotency_key
+        offset = program.output.log.end
+        return encode_header(
+            spec.program_id, spec.seed, program.clock_start_ns, text, spec.source, spec.idempotency_key, offset
         )
-        try:
-            journal = self._journals.open(spec.program_id, header, spec.limits.journal_bytes)
-        except JournalUnavailable:
-            if spec.degrades:
-                return
-            raise
-        self._record(program, journal, 0)
 
     def go_on(self, program: Program, past: Past) -> None:
         """Continue the journal of a program that begins again.

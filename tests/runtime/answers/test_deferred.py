@@ -44,6 +44,9 @@ class Caller:
     errors: list[TartletError] = field(default_factory=list)
     receives: list[int] = field(default_factory=list)
 
+    def continue_with(self, record: Record, payload: bytes) -> None:
+        raise AssertionError(payload)
+
     @property
     def inbox(self) -> Caller:
         return self

@@ -293,3 +293,21 @@ async def test_redis_over_tls_is_trusted_by_its_authority_alone(tmp_path: Path) 
             given = password if word else None
             async with running(make_client(url, given, file)) as store:
                 assert (store.name, word in store.trouble) == ("", True), store.trouble
+
+
+async def test_a_journal_that_begins_anew_replaces_the_one_before(bed: Bed, name: Callable[[str], str]) -> None:
+    a, b = name("a"), name("b")
+    async with bed.runtime() as one:
+        await one.begin(a, b)
+        one.add(**{a: b"first", b: b"kept"})
+        await one.settle()
+        one.add(**{a: b"unstored"})
+        one.store.begin_anew(a)
+        anew = JournalHeader(a, 1, "m.py", ("next",), bytes(16), 6, "c-f").encode()
+        one.add(**{a: anew})
+        one.add(**{a: b"second"})
+        await one.settle()
+        data = (await one.store.read(a)).data
+        assert data == anew + b"second" * isinstance(bed, Streams)  # the directory's reader leaves out torn records
+        assert (await one.store.read(b)).data.startswith(header(b))
+        assert not one.refusals

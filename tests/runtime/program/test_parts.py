@@ -332,6 +332,9 @@ class _Caller:
         self.deferred = Deferred()
         self.errors: list[TartletError] = []
 
+    def continue_with(self, record: Record, payload: bytes) -> None:
+        raise AssertionError(payload)
+
     @property
     def inbox(self) -> _Caller:
         return self

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import inferlet
+from inferlet._calls import program as _program
 from inferlet._calls import sharing as _sharing
 from inferlet._models import text as _text
 from inferlet._queues.queue import Queue
@@ -146,6 +147,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "log": log,
     "send": lambda message: inferlet.send(bytes.fromhex(message)),
     "receive": inferlet.receive,
+    "continue": lambda args, given_back: _program.record_continue(args, map(bytes.fromhex, given_back)),
     "available_models": inferlet.available_models,
     "available_models_with_traits": inferlet.available_models_with_traits,
     "store_get": inferlet.store_get_bytes,

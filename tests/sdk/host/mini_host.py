@@ -168,6 +168,9 @@ class MiniHost:
         while self.inbox and self.receivers:
             self.out.add(Event.RESULT, ticket=self.receivers.popleft(), payload=self.inbox.popleft())
 
+    next_args: list[str] | None = None
+    """What a program that continues as new wants to be given."""
+
     def kill(self, error: errors.TartletError) -> None:
         self.out.add(Event.KILL, a=error.number, payload=error.to_json())
 
@@ -187,6 +190,8 @@ class MiniHost:
                 self.log[command.a] += command.payload
             case Op.SEND:
                 self.sent.append(command.payload)
+            case Op.CONTINUE:
+                self.next_args = json.loads(command.payload[: command.a])
             case Op.RECEIVE if self.refused is not None:
                 self.fail(command, self.refused)
             case Op.RECEIVE:

@@ -26,6 +26,7 @@ from inferlet import errors
 from inferlet._calls import on_queue
 from inferlet._calls.on_queue import *  # noqa: F403 - what a call's function is called stands there alone
 from inferlet._calls.program import (
+    continue_as_new,
     create_queue,
     get_arg,
     get_instance_id,
@@ -116,6 +117,7 @@ __all__ = [
     "available_models_with_traits",
     "available_traits",
     "broadcast",
+    "continue_as_new",
     "create_queue",
     "detokenize_bytes",
     "ebnf",

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from inferlet._calls.receiving import Receiving
 from inferlet._generated import abi
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 class _State:
     """What the program was given and has made: arguments, its default queue, queues to use again, its inbox."""
 
-    __slots__ = ("args", "default_queue", "grammars", "inbox", "instance_id", "spare_queues", "version")
+    __slots__ = ("args", "default_queue", "grammars", "inbox", "instance_id", "next_args", "spare_queues", "version")
 
     def __init__(self) -> None:
         self.args: list[str] = []
+        self.next_args: list[str] | None = None  # of the next run, if there is to be one
         self.default_queue: Queue | None = None
         self.spare_queues: dict[int, list[Queue]] = {}  # of closed contexts, by model
         self.inbox = Receiving()
@@ -84,6 +85,40 @@ def get_arg() -> list[str]:
         none given
     """
     return list(state.args)
+
+
+def continue_as_new(args: Sequence[str] = ()) -> NoReturn:
+    """End this run of the program, and begin its next run with other arguments and an empty journal.
+
+    A program that lives long would fill its journal, which holds everything that it was ever told. So it passes what it
+    still needs as arguments, once in a while. The program keeps its id, its output, its clients, and the messages that
+    it has not received. Pages, queues, subscriptions and everything in its memory are gone. The next run begins when
+    this one has ended: `finally` blocks run, and a failure in them ends the program.
+
+    Args:
+        args: the arguments of the next run. `json.dumps` makes text of state.
+
+    Raises:
+        TypeError: an argument is no text.
+
+    Example:
+        >>> async def main(args):
+        ...     seen = int(args[0]) if args else 0
+        ...     if seen < 3:
+        ...         continue_as_new([str(seen + 1)])
+        ...     return f"the run with {seen}"
+    """
+    if isinstance(args, str) or not all(isinstance(arg, str) for arg in args):
+        raise TypeError("continue_as_new takes a list of texts: json.dumps() makes text of other values")
+    state.next_args = [refusals.utf8("continue_as_new", "args", arg).decode() for arg in args]
+    raise SystemExit(0)
+
+
+def record_continue(args: Sequence[str], given_back: Iterable[bytes]) -> None:
+    """Ask the host for the program's next run, whose first messages are those that are given back."""
+    told = json.dumps(list(args)).encode()
+    messages = b"".join(len(message).to_bytes(4, "little") + message for message in given_back)
+    channel.record(abi.OP_CONTINUE, 0, len(told), payload=told + messages)
 
 
 def send(message: str | bytes) -> None:

@@ -68,6 +68,10 @@ class Receiving:
             channel.call(self._came, abi.OP_RECEIVE).add_done_callback(self._answered)
         return received
 
+    def untaken(self) -> list[bytes]:
+        """Return the messages that the program was given and has not taken."""
+        return list(self._kept)
+
     def give_back(self, message: bytes) -> None:
         """Take back a message that was not taken. It is the next message."""
         if channel.listeners:

@@ -103,6 +103,8 @@ def execute(source: str, filename: str, args: Sequence[str]) -> str | None:
     try:
         result = _run_main(loop, module, source, filename, args)
         _raise_failures()
+        if program.state.next_args is not None:
+            program.record_continue(program.state.next_args, program.state.inbox.untaken())
         return result
     except SystemExit as error:
         failure = ProgramExit(_tell(error, filename))
