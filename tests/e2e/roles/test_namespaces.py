@@ -66,7 +66,7 @@ def _of(made: Cluster, tenant: str) -> tartlet.AsyncClient:
 
 async def _page_size(client: tartlet.AsyncClient, **launch: Any) -> int:
     """Returns the page size of the engine on which a program of the client runs, which tells the engines apart."""
-    run = await client.run(spec=tartlet.LaunchSpec(program("which"), **launch))
+    run = await client.run(spec=tartlet.LaunchSpec(program("places/which"), **launch))
     ended = await run.wait()
     if ended.error is not None:
         raise ended.error
@@ -135,7 +135,7 @@ async def test_a_namespace_sees_its_own_engines_and_shared_ones(release: Cluster
         with pytest.raises(UnknownPool) as foreign:
             await _page_size(c, pool="a/demo")
         assert foreign.value.fields["available"] == ["ops/open"]
-        run = await c.run(program("models"))
+        run = await c.run(program("places/models"))
         assert (await run.wait()).result == "['open']" + 2 * " UnknownModel UnknownQueue"
 
 
