@@ -49,6 +49,9 @@ def offered(control: dict[str, Any]) -> list[dict[str, Any]]:
         pools = [pool for e in engines for name, pool in e["pools"].items() if "page" in name]
         first = engines[0] if engines else {"device": "", "dtype": "", "page_size": ""}
         facts = {key: first[key] for key in ("device", "dtype", "page_size")}
-        pages = {"pages": sum(p["total"] for p in pools), "free_pages": sum(p["free"] for p in pools)}
+        pages = {
+            "pages": sum(p["total"] for p in pools),
+            "free_pages": sum(p["free"] + p.get("cached", 0) for p in pools),
+        }
         found.append({"name": model["name"], **{key: model[key] for key in STATE}, **facts, **pages})
     return found

@@ -124,7 +124,8 @@ def screen(state: RuntimeState, infos: list[ProgramInfo], width: int) -> Rendera
         engines.add_column(heading, justify="left" if heading in ("MODEL", "STATE") else "right")
     for engine in state.control.get("engines", []):
         pages = next((pool for name, pool in engine["pools"].items() if "page" in name), {"free": "", "total": ""})
-        cells = (cut(engine["id"], id_width), engine["model"], engine["state"], pages["free"], pages["total"])
+        free = pages["free"] + pages["cached"] if "cached" in pages else pages["free"]  # cached ones can be taken too
+        cells = (cut(engine["id"], id_width), engine["model"], engine["state"], free, pages["total"])
         engines.add_row(*map(str, (*cells, engine["programs"], engine["in_flight"], engine["tokens_per_s"])))
     programs = Table(box=None)
     for heading in ("PROGRAM", "NAME", "STATE", "AGE", "TOKENS", "MS/TOKEN", "PAGES", "COMMANDS", *_ACCOUNT):
