@@ -215,6 +215,20 @@ def specs(needs: Needs) -> dict[str, Any]:
     return {name: found[name] for name in needs.modules()}
 
 
+def load(needs: Needs) -> str:
+    """Load a model's modules now, and build those that aren't built, so that no program waits for that.
+
+    Returns:
+        What went wrong, a clause, or "" if nothing did.
+    """
+    try:
+        for spec in specs(needs).values():
+            spec.build_and_load()
+    except Exception as error:  # noqa: BLE001 - whatever a compiler or loader raises, other kernels serve
+        return f"FlashInfer's modules can't be loaded ({type(error).__name__}: {error})"
+    return ""
+
+
 def build(wanted: list[Needs], root: Path, architectures: str, only: str = "") -> list[str]:
     """Build modules into the package, and say in `MANIFEST` for which devices.
 

@@ -285,8 +285,11 @@ def _flashinfer_lacks(config: ModelConfig, options: EngineOptions) -> str:
     """Return what keeps FlashInfer from serving this model on this device, or ""."""
     if not options.device.startswith("cuda"):
         return f"FlashInfer doesn't serve {options.device}"
+    if options.batch_invariant:
+        return "FlashInfer's tiles depend on the batch"
     capability = ".".join(map(str, torch.cuda.get_device_capability(options.device)))
-    return flashinfer_modules.lacks(attention_choice.flashinfer_needs(config, options.dtype), capability)
+    needs = attention_choice.flashinfer_needs(config, options.dtype)
+    return flashinfer_modules.lacks(needs, capability) or flashinfer_modules.load(needs)
 
 
 def make_sampler(options: EngineOptions) -> Sampler:

@@ -55,6 +55,25 @@ def test_another_release_is_not_taken(installed: Path, monkeypatch: pytest.Monke
     assert "0.7.3" in modules.lacks(NEEDS, "9.0", installed)
 
 
+def test_modules_are_loaded_at_start_and_a_failure_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+
+    class Spec:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def build_and_load(self) -> None:
+            loaded.append(self.name)
+            if self.name == "broken":
+                raise OSError("libcudart.so.13")
+
+    monkeypatch.setattr(modules, "specs", lambda needs: {name: Spec(name) for name in needs.modules()})
+    assert modules.load(NEEDS) == ""
+    assert loaded == NEEDS.modules()
+    monkeypatch.setattr(modules, "specs", lambda _: {"broken": Spec("broken")})
+    assert "libcudart" in modules.load(NEEDS)
+
+
 def test_the_small_batch_has_every_class_that_flashinfer_runs() -> None:
     batch, _ = gpu_checks.small_batch()
     assert set(classify(batch, windowed=False).shape) == {Shape.DECODE, Shape.APPEND, Shape.SEEN, Shape.MASKED}
