@@ -33,8 +33,11 @@ POINTS: Final = {
     "message": (Program, "hear"),  # a client's message is taken
     "reply": (ProgramsService, "Send"),  # the client is told that its message was taken
     "end": (Program, "_depart"),  # control is told of the program's end
-    "ended": (Program, "_finish"),  # clients are told of the program's end
+    "ended": (Program, "finish"),  # clients are told of the program's end
 }
+
+
+assert all(hasattr(owner, name) for owner, name in POINTS.values()), "a point has another name by now"
 
 
 def _dies_at(when: str, count: int) -> Callable[[str], None]:
