@@ -12,6 +12,7 @@ from tartlet_common.abi import Op
 from tartlet_common.engine.pools import Home
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import InvalidArgument
+from tartlet_control.placement.policies import PLACEMENTS
 from tartlet_control.placement.view import Beginning
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host
@@ -132,3 +133,19 @@ def test_an_engine_is_relieved_only_once_it_was_overloaded_for_long() -> None:
     assert moved[5] == 0, moved
     assert moved[-1] >= 2, moved
     host.check_idle()
+
+
+@pytest.mark.parametrize("placement", sorted(PLACEMENTS))
+def test_only_locality_computes_each_prompt_once(placement: str) -> None:
+    host = Host(replace(OPTIONS, num_pages=256, max_batch_commands=16), engines=2, placement=placement)
+    prompts = [[group * 100 + n for n in range(40)] for group in range(2)]
+    for turn in range(12):
+        begin(host, prompts[turn % 3 % 2])  # it stays, so that the engines differ in load
+        host.run()
+        host.clock.advance(0.1)
+    computed = sum(state.computed_tokens for state, _ in host.engines)
+    once = 2 * 40 + 10 * 4  # the last row of a prompt is computed again
+    if placement == "locality":
+        assert computed <= once
+    else:
+        assert once < computed <= once + 2 * 40
