@@ -31,7 +31,7 @@ from tartlet.local import LocalStack
 from tartlet_common.errors.registry import TartletError, Unavailable
 
 FAULTS = ("worker", "redis", "runtime", "control")
-DEFAULT_FAULTS = ("worker", "redis")
+DEFAULT_FAULTS = ("worker", "redis", "runtime")
 """Faults that programs outlive; the others end programs that use an engine."""
 PROGRAMS = 200
 VARIANTS = 16

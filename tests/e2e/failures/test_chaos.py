@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.serving import tartlet_cli
 from tests.lacking import lacking
 
-SURVIVED = ("worker", "redis")
+SURVIVED = ("worker", "redis", "runtime")
 
 
 def chaos(run_dir: Path, numbers: Path, *flags: str, timeout_s: float) -> dict[str, Any]:
