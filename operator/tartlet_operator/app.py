@@ -43,6 +43,7 @@ from tartlet_operator.machinery.watch import WATCHED_KINDS, Watch
 from tartlet_operator.machinery.work_queue import WorkQueue
 from tartlet_operator.machinery.worker_defaults import WorkerDefaults
 from tartlet_operator.pools import reconcile as pools
+from tartlet_operator.pools.scaler import Scaler
 from tartlet_operator.release import keeper
 from tartlet_operator.runs import expiry, orphans
 from tartlet_operator.runs import reconcile as runs
@@ -162,6 +163,7 @@ async def _lead(
                 tasks.create_task(expiry.sweep(ctx), name="expiry")
                 tasks.create_task(pulse.run(), name="pulse")
                 tasks.create_task(keeper.keep(ctx), name="release")
+                tasks.create_task(Scaler(ctx).run(), name="scaler")
                 for kind, n in itertools.product((r.kind for r in RESOURCES), range(settings.concurrency)):
                     tasks.create_task(queue.work(kind, handler.handle), name=f"worker {n} of {kind}")
                 watching = asyncio.Event()

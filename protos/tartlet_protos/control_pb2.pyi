@@ -951,13 +951,26 @@ class EngineSeen(_message.Message):
     PROGRAMS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     SHARED_POOL_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    WAITING_S_FIELD_NUMBER: _builtins.int
+    DEVICE_S_FIELD_NUMBER: _builtins.int
+    PROGRAMS_NOW_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: _builtins.str
     """ready, standby, cordoned, draining"""
     programs: _builtins.int
+    """updated every 10 s"""
     model: _builtins.str
     shared_pool: _builtins.str
     """TENANT/POOL of an engine that serves all tenants; "" of others"""
+    pool: _builtins.str
+    """TENANT/POOL; "" of an engine that names neither"""
+    waiting_s: _builtins.float
+    """device time that the commands which wait for the engine will take, in seconds"""
+    device_s: _builtins.float
+    """device time of all its steps so far, in seconds"""
+    programs_now: _builtins.int
+    """updated every second, as waiting_s and device_s are"""
     def __init__(
         self,
         *,
@@ -966,10 +979,14 @@ class EngineSeen(_message.Message):
         programs: _builtins.int = ...,
         model: _builtins.str = ...,
         shared_pool: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        waiting_s: _builtins.float = ...,
+        device_s: _builtins.float = ...,
+        programs_now: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model", "programs", b"programs", "shared_pool", b"shared_pool", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_s", b"device_s", "id", b"id", "model", b"model", "pool", b"pool", "programs", b"programs", "programs_now", b"programs_now", "shared_pool", b"shared_pool", "state", b"state", "waiting_s", b"waiting_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

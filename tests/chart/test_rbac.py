@@ -17,6 +17,7 @@ NEEDED: set[Grant] = {
     *(("patch", "tartlet.dev", f"{kind}/status", "") for kind in CUSTOM),
     ("delete", "tartlet.dev", "inferletruns", ""),
     *((verb, "tartlet.dev", "enginepools", "") for verb in ("patch", "delete")),
+    ("patch", "tartlet.dev", "enginepools/scale", ""),
     ("update", "tartlet.dev", "enginepools/finalizers", ""),
     *((verb, "apps", "deployments", "") for verb in ("get", "list", "watch", "create", "patch")),
     *((verb, "policy", "poddisruptionbudgets", "") for verb in ("get", "create", "patch")),

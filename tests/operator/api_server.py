@@ -157,9 +157,13 @@ class ApiServer:
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
 
     def apply_crds(self, directory: Path) -> None:
+        self.define(*(yaml.safe_load(file.read_text()) for file in sorted(directory.glob("*.yaml"))))
+
+    def define(self, *definitions: dict[str, Any]) -> None:
+        """Create definitions of custom resources, and wait until all are established."""
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-        for file in sorted(directory.glob("*.yaml")):
-            self.call("POST", path, yaml.safe_load(file.read_text()))
+        for definition in definitions:
+            self.call("POST", path, definition)
         end = time.monotonic() + 30
         while time.monotonic() < end:
             items = self.call("GET", path)["items"]

@@ -46,6 +46,7 @@ NEEDS = (
     *(f"patch {kind}/status" for kind in KINDS),
     "delete inferletruns",
     *("patch enginepools", "delete enginepools"),  # to keep a deleted pool until its engines have drained
+    "patch enginepools/scale",  # of pools with spec.autoscaling
     "update enginepools/finalizers",
     *(f"{verb} deployments" for verb in ("get", "list", "watch", "create", "patch")),
     *(f"{verb} poddisruptionbudgets" for verb in ("get", "create", "patch")),
@@ -94,7 +95,7 @@ MUST_NOT = (
     ),
     *(f"{verb} {kind}" for verb in ("update", "deletecollection") for kind in KINDS),
     *("create inferlets", "create inferletruns", "patch inferlets", "patch inferletruns", "delete inferlets"),
-    *("update inferlets/status", "patch enginepools/scale"),
+    *("update inferlets/status", "update enginepools/scale"),
     *("get nodes", "list nodes", "create nodes/proxy", "list namespaces", "create namespaces", "delete namespaces"),
     *("list persistentvolumes", "get enginepools/finalizers"),
 )

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 
 from tartlet_common.engine import defaults
+from tartlet_operator.api.autoscaling import Autoscaling
 from tartlet_operator.api.common import (
     AGE,
     ApiModel,
@@ -255,7 +256,15 @@ class EnginePoolSpec(ApiModel):
 
     model: Model = Field(description="The model.")
     engine: Engine = Field(default_factory=Engine, description="How each engine runs.")
-    replicas: int = Field(default=1, ge=0, le=1000, description="Number of engines, each in a pod of its own.")
+    replicas: int = Field(
+        default=1,
+        ge=0,
+        le=1000,
+        description="Number of engines, each in a pod of its own. With `autoscaling` the operator sets it.",
+    )
+    autoscaling: Autoscaling | None = Field(
+        default=None, description="Bounds within which the operator scales the pool on its waiting work; unset: never."
+    )
     image: Annotated[str, Field(max_length=1024)] = Field(
         default="", description="Image; empty: the operator's default."
     )

@@ -59,6 +59,7 @@ class EventReason(StrEnum):
     POOL_READY = "PoolReady"
     POOL_DEGRADED = "PoolDegraded"
     POOL_REFUSED = "PoolRefused"
+    POOL_SCALED = "PoolScaled"
     ROLLOUT_STARTED = "RolloutStarted"
     ENGINE_DRAINING = "EngineDraining"
     ENGINE_DRAINED = "EngineDrained"
@@ -118,6 +119,7 @@ EVENT_MEANING: dict[EventReason, str] = {
     EventReason.POOL_READY: "The pool became ready.",
     EventReason.POOL_DEGRADED: "The pool lost engines, or can't start them.",
     EventReason.POOL_REFUSED: "A pool of the release's values can't be made; the event is of the release's ConfigMap.",
+    EventReason.POOL_SCALED: "The operator changed `spec.replicas`, as `spec.autoscaling` says.",
     EventReason.ROLLOUT_STARTED: "A new spec is being rolled out.",
     EventReason.ENGINE_DRAINING: "An engine waits for its programs before it goes.",
     EventReason.ENGINE_DRAINED: "An engine has gone after draining.",

@@ -146,6 +146,16 @@ class Api:
         body, owner = {"spec": {"replicas": replicas}}, {"fieldManager": MANAGER}
         return await self._do("PATCH", _path(kind, namespace, name), body, params=owner, content_type=_MERGE)
 
+    async def scale_pool(self, key: Key, replicas: int) -> None:
+        """Change an object's number of replicas through its subresource `scale`, as other scalers do.
+
+        Raises:
+            ApiError: the change was refused.
+        """
+        body, owner = {"spec": {"replicas": replicas}}, {"fieldManager": MANAGER}
+        path = _path(key.kind, key.namespace, key.name) + "/scale"
+        await self._do("PATCH", path, body, params=owner, content_type=_MERGE)
+
     async def apply_status(self, key: Key, uid: str, status: Mapping[str, Any]) -> tuple[int, int]:
         """Write an object's status.
 

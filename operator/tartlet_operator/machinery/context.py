@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from tartlet import AsyncClient
 from tartlet_common.clock import Clock
@@ -34,6 +34,15 @@ T = TypeVar("T")
 VALIDATE_TIMEOUT_S: Final = 90.0
 
 
+class Work(NamedTuple):
+    """What control says of an engine's work."""
+
+    pool: str  # NAMESPACE/POOL
+    waiting_s: float  # device time that waits for the engine
+    device_s: float  # device time of all its steps so far
+    programs: int  # on the engine
+
+
 @dataclass(slots=True)
 class ControlView:
     """What control said last.
@@ -44,6 +53,8 @@ class ControlView:
             workers dial a Unix socket.
         programs: each engine's number of programs, by id.
         shared: the shared pools with a ready engine, `NAMESPACE/POOL`, by the model that they serve.
+        work: each engine's work, by id.
+        told_s: when control told the work, by the operator's clock.
         orders: the orders of programs that pools, `NAMESPACE/POOL`, have for their own.
         silent: whether control was lost and hasn't answered since; `engines` becomes None when that lasts.
         catalogue: fingerprints by namespace and name; namespaces that were never listed are absent.
@@ -56,6 +67,8 @@ class ControlView:
     silent: bool = False
     shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     orders: Mapping[str, Scheduling] = field(default_factory=dict)
+    work: Mapping[str, Work] = field(default_factory=dict)
+    told_s: float = 0.0
 
     def engines_in(self, namespace: str) -> Mapping[str, str] | None:
         """Return the states of a namespace's engines, by pod; None: control doesn't answer."""

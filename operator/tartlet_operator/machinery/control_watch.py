@@ -10,7 +10,7 @@ from typing import Final
 
 from tartlet_common.errors.registry import TartletError
 from tartlet_operator.control.orders import scheduling_of
-from tartlet_operator.machinery.context import Context
+from tartlet_operator.machinery.context import Context, Work
 from tartlet_protos import control_pb2
 
 log = logging.getLogger("tartlet.operator")
@@ -69,6 +69,8 @@ class ControlWatch:
             ctx.try_again()
         self._share(reply)
         self._order(reply)
+        view.work = {e.id: Work(e.pool, e.waiting_s, e.device_s, e.programs_now) for e in reply.engines}
+        view.told_s = ctx.clock.now()
         engines = {e.id: e.state for e in reply.engines}
         self._update(engines, {e.id: e.programs for e in reply.engines}, back=back)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
-from tartlet_common.telemetry import telemetry
+from tartlet_common.telemetry import names, telemetry
 from tartlet_operator.machinery.store import Store
 
 RECONCILE_DURATION: Final = "tartlet.operator.reconcile.duration"  # s
@@ -17,6 +17,7 @@ RECONCILE_ERRORS: Final = "tartlet.operator.reconcile.errors"
 STATUS_WRITES: Final = "tartlet.operator.status.writes"
 VALIDATION_DURATION: Final = "tartlet.operator.validation.duration"  # s
 OBJECTS: Final = "tartlet.operator.objects"
+RUNS_WAITING: Final = "tartlet.operator.runs.waiting"
 QUEUE: Final = "tartlet.operator.queue"
 LEADING: Final = "tartlet.operator.leading"
 WATCH_AGE: Final = "tartlet.operator.watch.age"  # s
@@ -63,6 +64,11 @@ class Metrics:
             for (kind, state), n in store.inventory().items():
                 yield Observation(n, {"kind": kind, "state": state})
 
+        def waiting(_: CallbackOptions) -> Iterable[Observation]:
+            for key, n in store.waiting_runs().items():
+                yield Observation(n, {names.ATTR_POOL: f"{key.namespace}/{key.name}"})
+
+        meter.create_observable_gauge(RUNS_WAITING, [waiting], description="runs that wait for a pool's engine")
         meter.create_observable_gauge(OBJECTS, [objects], description="objects by state")
         meter.create_observable_gauge(QUEUE, [lambda _: [Observation(queue_depth())]], description="objects waiting")
         meter.create_observable_gauge(LEADING, [lambda _: [Observation(int(leading()))]], description="holds the Lease")

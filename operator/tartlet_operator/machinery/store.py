@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from tartlet_operator.api.autoscaling import Autoscaling
 from tartlet_operator.api.meta import Key
 
 
@@ -19,6 +20,9 @@ class PoolSeen:
         settled: whether the pool's condition `Ready` is True.
         empty: whether its spec asks for no engine.
         wanted: whether its status says that runs wait for it.
+        scaling: how the operator scales the pool, if it does.
+        replicas: how many engines its spec asks for.
+        uid: its UID.
         unknown: whether nobody knows if an engine takes programs, because control doesn't answer.
     """
 
@@ -29,6 +33,9 @@ class PoolSeen:
     empty: bool = False
     wanted: bool = False
     unknown: bool = False
+    scaling: Autoscaling | None = None
+    replicas: int = 1
+    uid: str = ""
 
     @property
     def standing(self) -> tuple[str, str, bool, bool]:
@@ -135,12 +142,20 @@ class Store:
 
     def wanted(self, pool: Key, seen: PoolSeen) -> bool:
         """Whether a run waits for an engine of a pool."""
+        return next(self._waiting(pool, seen), None) is not None
+
+    def waiting_runs(self) -> dict[Key, int]:
+        """Return how many runs wait for an engine of each pool. Called from the exporter's thread."""
+        return {key: sum(1 for _ in self._waiting(key, pool)) for key, pool in list(self.pools.items())}
+
+    def _waiting(self, pool: Key, seen: PoolSeen) -> Iterator[Key]:
         shared = not self._shared.isdisjoint((f"{pool.namespace}/{pool.name}", f"{pool.namespace}/*"))
-        return any(
-            self.runs[key].held
-            and (self._wants(key, seen) if key.namespace == pool.namespace else shared and self._borrows(key, seen))
-            for key in self._pending
-        )
+        for key in list(self._pending):
+            run = self.runs.get(key)
+            if run is None or not run.held:
+                continue
+            if self._wants(key, seen) if key.namespace == pool.namespace else shared and self._borrows(key, seen):
+                yield key
 
     def _borrows(self, run: Key, pool: PoolSeen) -> bool:
         """Whether a run may use a shared pool of another namespace: its own has no pool of the model that it names."""

@@ -69,6 +69,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         refused="; ".join(map(str, refusals)),
         deleting=meta.deleting,
         wanted=seen.empty and ctx.store.wanted(key, seen),
+        scaled=pool.spec.autoscaling is not None,
         now=ctx.unix_s,
         rivals=_rivals(ctx, key, pool.spec.model.name),
     )
@@ -147,7 +148,17 @@ def _seen(pool: EnginePool, meta: Meta, status: EnginePoolStatus) -> PoolSeen:
     settled, empty = holds(status.conditions, "Ready"), pool.spec.replicas == 0
     available = find(status.conditions, "Available")
     unknown = available is not None and available.status == "Unknown"
-    return PoolSeen(meta.name, pool.spec.model.name, ready=ready, settled=settled, empty=empty, unknown=unknown)
+    return PoolSeen(
+        meta.name,
+        pool.spec.model.name,
+        ready=ready,
+        settled=settled,
+        empty=empty,
+        unknown=unknown,
+        scaling=None if meta.deleting else pool.spec.autoscaling,
+        replicas=pool.spec.replicas,
+        uid=meta.uid,
+    )
 
 
 def _remember(ctx: Context, key: Key, seen: PoolSeen) -> None:

@@ -36,6 +36,7 @@ DRAIN_LOOK_S: Final = 5.0
 _NO_ROOM: Final = "a rollout needs room for one more pod: make room, or scale the pool down first"
 _NO_ENGINE: Final = "spec.replicas is 0"
 _WANTED: Final = "spec.replicas is 0, and runs wait for an engine: raise it (`kubectl scale enginepool`)"
+_COMING: Final = "spec.replicas is 0, and runs wait for an engine: the operator raises it (spec.autoscaling)"
 _BEFORE_LOADED: Final = frozenset({"", "Pending", "Loading", "Broken"})
 """States of an engine that has not served yet."""
 _UNMADE: Final = "pods are missing: see `kubectl describe` of the pool's Deployment and its ReplicaSet"
@@ -82,6 +83,7 @@ class PoolFacts:
         refused: what the API server says against an object that the spec asks for.
         deleting: it was deleted, and is there until its pods have gone.
         wanted: runs wait for an engine of it.
+        scaled: the operator scales it on its work.
         now: Unix time, s.
         rivals: the namespace's other pools of the same model, as NAMESPACE/POOL with commas.
     """
@@ -97,6 +99,7 @@ class PoolFacts:
     refused: str = ""
     deleting: bool = False
     wanted: bool = False
+    scaled: bool = False
     now: float = 0.0
     rivals: str = ""
 
@@ -290,7 +293,7 @@ def _why(
     if progressing:
         return Reason.ROLLING_OUT, counts
     if facts.replicas == 0:
-        return Reason.SCALED_TO_ZERO, _WANTED if facts.wanted else _NO_ENGINE
+        return Reason.SCALED_TO_ZERO, (_COMING if facts.scaled else _WANTED) if facts.wanted else _NO_ENGINE
     if _ready(engines) >= facts.replicas:
         return Reason.ENGINES_READY, counts
     standby = _standing_by(facts)

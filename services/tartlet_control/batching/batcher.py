@@ -77,14 +77,16 @@ class Batcher:
         return not self.waiting and not self.in_flight
 
     @property
+    def waiting_s(self) -> float:
+        """Predict the device time of everything that waits, in seconds. Any thread may ask."""
+        pending = [command for queue in list(self.waiting) for command in list(queue.pending)]
+        tokens = sum(command.tokens for command in pending if command.kind in RUNS_LAYERS)
+        return self.times.work(tokens, self._limits.batch_tokens)
+
+    @property
     def takes_parts(self) -> bool:
         """Whether a step should be formed of a part of a runtime's frame, though the rest follows at once."""
         return self.return_times.split and bool(self.waiting) and not self.in_flight
-
-    def waiting_s(self) -> float:
-        """Predict the device time of all that waits, in seconds."""
-        layers = [c.tokens for queue in self.waiting for c in queue.pending if c.kind in RUNS_LAYERS]
-        return self.times.predict(sum(layers)) if layers else 0.0
 
     # ---- queues -------------------------------------------------------------------------------------------------
 

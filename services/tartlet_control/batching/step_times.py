@@ -66,6 +66,11 @@ class StepTimes:
             below_tokens, below_s = steps.tokens, seconds
         return below_s + slope * (tokens - below_tokens)
 
+    def work(self, tokens: int, most: int) -> float:
+        """Predict the seconds that `tokens` take in steps of at most `most` tokens; 0 before the first step."""
+        full, rest = divmod(tokens, most)
+        return full * self.predict(most) + (self.predict(rest) if rest else 0.0)
+
     def beyond_one(self, tokens: int) -> float:
         """Predict how many seconds two steps of half of `tokens` each take beyond one step of all of them."""
         return max(0.0, 2 * self.predict(tokens / 2) - self.predict(tokens))

@@ -49,6 +49,8 @@ _WATCH_S: Final = (0.1, 600.0)
 """Bounds of how often a watcher of engines is told that nothing has changed."""
 _PROGRAMS_S: Final = 10.0
 """Delay after which a watcher is told of other numbers of programs."""
+_WORK_S: Final = 1.0
+"""Delay after which a watcher is told how much work waits."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -252,15 +254,19 @@ class ControlService(control_pb2_grpc.ControlServicer):
         """Yield the engines now, after each change, and at intervals in any case, until the caller goes."""
         every_s = max(_WATCH_S[0], min(_WATCH_S[1], request.every_s))
         told, told_s = None, 0.0
+        programs, counted_s = dict[str, int](), 0.0
         with self._loop.watching_engines() as changed:
             while True:
+                now = self._core.clock.now()
+                if changed.is_set() or told is None or now - counted_s >= _PROGRAMS_S:
+                    programs, counted_s = {e.id: len(e.program_ids) for e in self._core.engines.values()}, now
                 changed.clear()
-                reply, now = engines_of(self._core), self._core.clock.now()
+                reply = engines_of(self._core, programs)
                 if reply != told or now - told_s >= every_s:
                     told, told_s = reply, now
                     yield reply
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(_PROGRAMS_S, told_s + every_s - now)):
+                    async with asyncio.timeout(min(_WORK_S, _PROGRAMS_S, told_s + every_s - now)):
                         await changed.wait()
 
     async def Locate(  # noqa: N802

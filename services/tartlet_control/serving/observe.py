@@ -17,6 +17,7 @@ from tartlet_common.telemetry import names, telemetry
 from tartlet_control.batching.batcher import SentStep
 from tartlet_control.core.core import Core
 from tartlet_control.core.lifecycle import StartRequest
+from tartlet_control.serving.state import pool_of
 from tartlet_control.serving.step_spans import Ended, ProgramSpan, StepSpans
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import PAGES
@@ -35,6 +36,7 @@ class Observer:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._engine_ids: set[str] = set()
+        self._pools: set[tuple[str, str]] = set()  # pools and their models that metrics tell apart
         self._tracer = telemetry.tracer()
         meter = telemetry.meter()
         self._ended = meter.create_counter(names.METRIC_PROGRAMS_ENDED)
@@ -46,6 +48,8 @@ class Observer:
         meter.create_observable_gauge(names.METRIC_PROGRAMS_RUNNING, [self._running])
         meter.create_observable_gauge(names.METRIC_PAGES_FREE, [self._pages_free])
         meter.create_observable_gauge(names.METRIC_PAGES_HELD, [self._pages_held])
+        meter.create_observable_gauge(names.METRIC_WORK_WAITING, [self._work_waiting], unit="s")
+        meter.create_observable_gauge(names.METRIC_WORK_PROGRAMS, [self._work_programs])
 
     def attach(self, *, traced: bool) -> None:
         """Make the core report here: metrics, and spans if `traced`."""
@@ -125,6 +129,23 @@ class Observer:
 
     def _pages_held(self, _: CallbackOptions) -> Iterable[Observation]:
         return self._by_engine(lambda e: e.pools[PAGES].num_held)
+
+    def _work_waiting(self, _: CallbackOptions) -> Iterable[Observation]:
+        batchers = self._core.batchers
+        return self._by_pool(lambda e: batchers[e].waiting_s if e in batchers else 0.0)
+
+    def _work_programs(self, _: CallbackOptions) -> Iterable[Observation]:
+        return self._by_pool(lambda e: len(e.program_ids))
+
+    def _by_pool(self, value: Callable[[EngineState], float]) -> list[Observation]:
+        """Sum a value by pool and model. Labels stay for ever, so their number is bounded."""
+        sums: dict[tuple[str, str], float] = {}
+        for engine in self._engines():
+            of = (pool_of(engine), engine.spec.model)
+            if of in self._pools or len(self._pools) < MAX_ENGINES:
+                self._pools.add(of)
+                sums[of] = sums.get(of, 0.0) + value(engine)
+        return [Observation(n, {names.ATTR_POOL: pool, names.ATTR_MODEL: model}) for (pool, model), n in sums.items()]
 
     def _by_engine(self, value: Callable[[EngineState], int]) -> list[Observation]:
         sums: dict[str, int] = {}

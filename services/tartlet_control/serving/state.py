@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -66,17 +67,21 @@ def _model(m: ServedModel, core: Core, reach: Reach | None) -> dict[str, Any]:
     return told | {"max_position": m.spec.max_position, "standby": core.models.stands_by(m)}
 
 
-def engines_of(core: Core) -> control_pb2.EnginesReply:
-    """Return what a watcher of engines is told."""
+def engines_of(core: Core, programs: Mapping[str, int]) -> control_pb2.EnginesReply:
+    """Return what a watcher of engines is told; `programs`: each engine's number of programs, by id."""
     return control_pb2.EnginesReply(
         incarnation=core.incarnation,
         engines=[
             control_pb2.EngineSeen(
                 id=e.id,
                 state=_standing(e, core),
-                programs=len(e.program_ids),
+                programs=programs.get(e.id, 0),
                 model=e.spec.model,
                 shared_pool=e.home.path if e.home.shared else "",
+                pool=pool_of(e),
+                programs_now=len(e.program_ids),
+                waiting_s=round(core.batchers[e].waiting_s, 3),
+                device_s=round(e.device_s, 2),
             )
             for e in core.engines.values()
         ],
@@ -94,6 +99,11 @@ def engines_of(core: Core) -> control_pb2.EnginesReply:
     )
 
 
+def pool_of(e: EngineState) -> str:
+    """Return the pool of an engine, TENANT/POOL; "" if its worker named neither."""
+    return e.home.path if e.home.pool or e.home.owner else ""
+
+
 def _standing(e: EngineState, core: Core) -> str:
     return "standby" if e.status == "ready" and core.models.stands_by(core.models.at(e.model_index)) else e.status
 
@@ -103,7 +113,7 @@ def _engine(e: EngineState, core: Core) -> dict[str, Any]:
         "id": e.id,
         "model": e.spec.model,
         "model_index": e.model_index,
-        "pool": e.home.path if e.home.pool or e.home.owner else "",
+        "pool": pool_of(e),
         "state": _standing(e, core) if e.gone_since is None else "resuming",
         "device": e.spec.device,
         "dtype": e.spec.dtype,
@@ -115,6 +125,7 @@ def _engine(e: EngineState, core: Core) -> dict[str, Any]:
         "programs": len(e.program_ids),
         "order": core.batchers[e].order.name,
         "queues_waiting": len(core.batchers[e].waiting),
+        "waiting_s": round(core.batchers[e].waiting_s, 3),
         "steps": e.steps,
         "in_flight": len(core.batchers[e].in_flight),
         "computed_tokens": e.computed_tokens,

@@ -17,6 +17,7 @@ from tartlet_common.abi import Op
 from tartlet_common.errors.registry import WorkerLost
 from tartlet_common.telemetry import names, telemetry
 from tartlet_common.telemetry.steps import StepTracer
+from tartlet_control.batching.step_times import StepTimes
 from tartlet_control.serving import observe
 from tartlet_control.serving.observe import Observer
 from tests.control.harness import Guest, Host, decode_text
@@ -195,3 +196,27 @@ def test_metrics_tell_only_so_many_engines_apart(
         t.host.join(name)
     free = {p.attributes[names.ATTR_ENGINE_ID]: p.value for p in t.metric(names.METRIC_PAGES_FREE)}
     assert free == {"worker-0": 64, observe.OTHER_ENGINES: 2 * 64}
+
+
+def test_work_that_waits_is_measured_in_device_time_by_pool(traced: Callable[..., Traced]) -> None:
+    t = traced(steps_in_flight=1)
+    t.decode(3)
+    engine = t.host.engine
+    t.host.batcher.times = StepTimes()
+    for tokens in (1, 64):
+        t.host.batcher.times.add(tokens, 0.01 + 0.001 * tokens)
+
+    def told(name: str) -> list[float]:
+        return [p.value for p in t.metric(name) if p.attributes[names.ATTR_MODEL] == engine.spec.model]
+
+    assert told(names.METRIC_WORK_WAITING) == [0.0]
+    for busy in (True, False, False):
+        decode_text(t.host.start(), [*range(5, 25)], 1, ahead=False)
+        t.host.pump()
+        assert bool(t.host.batcher.waiting) != busy, "a step is in flight"
+    assert told(names.METRIC_WORK_PROGRAMS) == [3]
+    (waiting_s,) = told(names.METRIC_WORK_WAITING)
+    assert waiting_s == pytest.approx(0.01 + 0.001 * 40, rel=0.1)  # two prompts of 20 tokens in one step
+    t.host.run()
+    assert told(names.METRIC_WORK_WAITING) == [0.0]
+    assert told(names.METRIC_WORK_PROGRAMS) == [3]

@@ -106,7 +106,7 @@ async def test_a_pool_that_was_deleted_is_observed_until_its_pods_have_gone_and_
 
     assert await operator.look(deleted=True), "inferlets hear of it"
     assert operator.ready == ("False", Reason.DRAINING)
-    assert operator.store.pools[POOL] == PoolSeen("p", "m", ready=False)
+    assert operator.store.pools[POOL] == PoolSeen("p", "m", ready=False, uid="uid-p")
     first["metadata"]["deletionTimestamp"] = NOW
     operator.view.engines = {"p-0": "draining"}
     await operator.look(deleted=True)

@@ -79,7 +79,7 @@ class Placing:
         batcher = self._lifecycle.batchers[engine]
         waiting_s = token_s = 0.0
         if full:
-            waiting_s = batcher.waiting_s()
+            waiting_s = batcher.waiting_s
             token_s = batcher.times.predict(2 * _MUCH) - batcher.times.predict(_MUCH)
         return EngineView(
             engine.id,
