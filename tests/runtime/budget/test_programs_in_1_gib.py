@@ -58,12 +58,14 @@ async def bounded(bound: str, run_dir: Path, **changes: Any) -> AsyncIterator[Ri
         assert group.kills == 0
 
 
-async def answers(rig: Rig, specs: list[programs_pb2.LaunchSpec]) -> tuple[Stream, list[programs_pb2.ProgramEvent]]:
+async def answers(
+    rig: Rig, specs: list[programs_pb2.LaunchSpec], patience_s: float = 60.0
+) -> tuple[Stream, list[programs_pb2.ProgramEvent]]:
     """Launch programs in one call; return the call's stream and what each launch was answered with."""
     stream = Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=specs)))
     found: dict[int, programs_pb2.ProgramEvent] = {}
     while len(found) < len(specs):
-        event = await stream.next()
+        event = await stream.next(patience_s)
         if event.kind in (_Event.ACCEPTED, _Event.REJECTED):
             found[event.index] = event
     return stream, [found[i] for i in range(len(specs))]
@@ -196,7 +198,7 @@ async def test_a_module_that_takes_more_memory_to_compile_than_there_is(run_dir:
         digest = await uploaded(rig, hard_to_compile())
         spec = launch_spec(WASM, filename="hard.wasm")
         spec.source.digest = digest
-        _, (answer,) = await answers(rig, [spec])
+        _, (answer,) = await answers(rig, [spec], patience_s=240.0)
         assert isinstance(error_of(answer), CompilerMemoryExceeded)
         await end(rig, [bystander])
         assert (await beside.rest())[-1].data == b"50"
