@@ -36,6 +36,8 @@ _STATES: Final = frozenset(
     }
 )
 """Reasons that stand for an object's state. The same state after another one is news again."""
+_CHANGES: Final = frozenset({EventReason.POOL_SCALED})
+"""Reasons that stand for a change. Each change is news."""
 
 
 class Recorder:
@@ -51,13 +53,13 @@ class Recorder:
         self.dropped = 0
 
     def post(self, key: Key, uid: str, event: ObjectEvent) -> None:
-        """Queue an event, unless the same one was posted within ten minutes and no other state came since."""
+        """Queue an event, unless the same one was posted within ten minutes and nothing has changed since."""
         event = replace(event, message=printable(event.message[:_MESSAGE_CHARS]))
         known = (uid, event.reason, event.message)
         now = self._clock.now()
         lately = [at_s for at_s in self._posted.get(known, ()) if now - at_s < _QUIET_S]
         state = event.reason in _STATES
-        changed = state and self._states.get(uid, event.reason) != event.reason
+        changed = event.reason in _CHANGES or (state and self._states.get(uid, event.reason) != event.reason)
         if lately and (not changed or len(lately) >= _OFTEN):
             return
         try:

@@ -66,3 +66,11 @@ async def test_long_messages_are_cut_and_soon_forgotten() -> None:
     clock.advance(601)
     assert await posted(recorder, api, READY) == [READY.reason]
     assert [reason for _, reason, _ in recorder._posted] == [READY.reason]
+
+
+async def test_each_change_of_a_pools_size_is_news() -> None:
+    api = Posted()
+    recorder = Recorder(cast("Any", api), ManualClock(), "here")
+    scaled = ObjectEvent(EventReason.POOL_SCALED, "0 -> 1: runs wait for an engine")
+    assert len(await posted(recorder, api, scaled, scaled)) == 2
+    assert len(await posted(recorder, api, *[scaled] * 100)) == 8, "within its bound"
