@@ -67,6 +67,7 @@ async def test_more_work_brings_engines_until_the_bound_and_a_hand_moves_nothing
     async with live(api_server, namespace, run_dir, engine_flags=(f"--pool={namespace}/pool", *slow)) as it:
         scaling = {"minReplicas": 1, "maxReplicas": 3, "targetWaitingMilliseconds": 1000, "scaleDownSeconds": 3}
         it.create("EnginePool", "pool", {**FAKE, "autoscaling": scaling})
+        await it.until_condition("EnginePool", "pool", "Ready", "False", "RollingOut")
         await started(it, 1)
         await it.until_condition("EnginePool", "pool", "Ready")
         prompt = "from inferlet import Context, get_model\nasync def main():\n"
