@@ -24,9 +24,10 @@ from dataclasses import dataclass, field
 import tartlet
 from bench.harness import report
 from bench.harness.redis import RedisServer
-from bench.harness.stack import running_stack
+from bench.harness.stack import until_engines
 from bench.overhead import HERE
 from bench.product.common import install_uvloop
+from bench.survival.pauses import stack_with_spare
 from tartlet.local import LocalStack
 from tartlet_common.errors.registry import TartletError, Unavailable
 
@@ -129,7 +130,7 @@ async def slot(
             result = await follow(client, spec_of(source, variant), tool, seen)
         except TartletError as e:
             seen.failed[e.name] += 1
-            report.progress(f"chaos: a program ended in {e.name}: {str(e)[:200]}")
+            report.progress(f"chaos: a program ended in {e.name}: {str(e)[-300:]}")
             continue
         seen.ended += 1
         if result != expected[variant]:
@@ -171,8 +172,9 @@ async def measure(args: argparse.Namespace) -> tuple[Seen, int, float]:
     source = tartlet.Source.from_file(HERE / "guests" / "wanderer.py")
     seen = Seen()
     with RedisServer() as redis:
-        flags = {"runtime": ["--journal-url", redis.url, "--journal-grace-s", str(GRACE_S)]}
-        async with running_stack(engine="fake", flags=flags) as stack, tartlet.AsyncClient(stack.address) as client:
+        flags = ["--journal-url", redis.url, "--journal-grace-s", str(GRACE_S)]
+        async with stack_with_spare(flags) as stack, tartlet.AsyncClient(stack.address) as client:
+            await until_engines(client, 2)
             tool = Tool(client, Seen())
             runs = (follow(client, spec_of(source, variant), tool, Seen()) for variant in range(VARIANTS))
             expected = list(await asyncio.gather(*runs))

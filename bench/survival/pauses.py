@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -39,10 +39,10 @@ WORKER = ("--engine", "fake", "--fake-step-s", str(STEP_S), "--log-level", "warn
 
 
 @asynccontextmanager
-async def stack_with_spare(programs: int) -> AsyncIterator[LocalStack]:
-    """Start a stack, and a second worker that programs can go on at."""
+async def stack_with_spare(runtime: Sequence[str]) -> AsyncIterator[LocalStack]:
+    """Start a stack, and a second worker that programs can go on at. `runtime`: flags of the runtime."""
     place = Path(tempfile.mkdtemp(prefix="tt-"))
-    flags = {"worker": WORKER[2:4], "runtime": ("--capacity", str(programs + 8))}
+    flags = {"worker": WORKER[2:4], "runtime": runtime}
     try:
         async with running_stack(engine="fake", flags=flags, directory=place) as stack:
             env = {**os.environ, "TARTLET_RUN_DIR": str(place)}
@@ -101,7 +101,7 @@ async def measure(args: argparse.Namespace) -> dict[tuple[str, int], list[float]
     seen: dict[tuple[str, int], list[float]] = {}
     for programs in args.programs:
         for victim in args.kill:
-            async with stack_with_spare(programs) as stack:
+            async with stack_with_spare(("--capacity", str(programs + 8))) as stack:
                 begin_s = time.monotonic()
                 found = await gaps(stack, victim, programs)
             seen[victim, programs] = found
