@@ -10,11 +10,13 @@ import grpc.aio
 
 from tartlet_common.clock import SystemClock
 from tartlet_common.config.settings import ControlSettings
+from tartlet_common.errors.registry import LeaseLost
 from tartlet_common.process.role import Notify
 from tartlet_common.rpc import endpoints
 from tartlet_common.rpc.frame_streams import FrameListener
 from tartlet_common.telemetry import telemetry
 from tartlet_control.core.core import Core
+from tartlet_control.lease.lease import Lease, lease_of
 from tartlet_control.serving.catalogue import Catalogue
 from tartlet_control.serving.catalogue_service import CatalogueService
 from tartlet_control.serving.control_service import ControlService
@@ -29,20 +31,35 @@ _STOP_GRACE_S = 0.5
 
 
 async def main(settings: ControlSettings, notify: Notify) -> None:
-    """Serve until cancelled.
+    """Serve until cancelled, once this control leads.
 
     Raises:
         AddressInUse: another control serves at the address.
         DiskFull: the catalogue's directory can't be used.
+        LeaseLost: another control may lead.
     """
+    clock = SystemClock()
+    lease = lease_of(settings, clock)
+    if settings.lease_url:
+        notify.set_ready("standby: another control leads")
+    epoch = await lease.acquire()
+    try:
+        await _lead(settings, notify, clock, lease, epoch)
+    finally:
+        await lease.release()
+
+
+async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, lease: Lease, epoch: int) -> None:
     tls = endpoints.Tls.of(settings)
-    core = Core(settings, SystemClock())
+    core = Core(settings, clock)
+    core.epoch = epoch
     traced = telemetry.enabled()
     if traced or settings.health_address:
         from tartlet_control.serving.observe import Observer  # here: it needs OpenTelemetry's SDK, 100 ms
 
         Observer(core).attach(traced=traced)
     loop = CoreLoop(core)
+    loop.leads = lambda: clock.now() < lease.until
     tokenizers = Tokenizers(lambda: {engine.spec.tokenizer_digest for engine in core.engines.values()})
     catalogue = Catalogue(settings.catalogue_dir)
 
@@ -60,7 +77,11 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(loop.tick_forever())
+            tasks.create_task(lease.keep())
             await server.wait_for_termination()
+    except* LeaseLost as group:
+        log.error("%s", group.exceptions[0])  # noqa: TRY400 - it names what is wrong
+        raise group.exceptions[0] from None
     finally:
         notify.set_ready("draining")
         await sockets.close()

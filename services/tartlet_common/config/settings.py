@@ -120,6 +120,16 @@ class ControlSettings(_Settings):
     catalogue_dir: Path | None = Field(
         None, description="directory that keeps the catalogue over restarts; unset: memory only"
     )
+    lease_url: str = Field(
+        "",
+        description="lease by which one of several controls leads: redis://HOST:PORT, rediss:// or file:///PATH on one "
+        "machine; empty: this control is the only one",
+    )
+    lease_password_file: Path | None = Field(None, description="file with the password of the lease's Redis")
+    lease_ca_file: Path | None = Field(None, description="PEM certificate of the CA of the lease's Redis")
+    lease_s: float = Field(
+        2.0, ge=0.5, le=60, description="seconds for which the lease in Redis is valid; a standby takes over behind it"
+    )
 
 
 class RuntimeSettings(_Settings):

@@ -377,6 +377,12 @@ class JournalUnavailable(TartletError):
     remedy = "Check the journals' Redis (journal_url), or launch with durable=False."
 
 
+@_register(415, retryable=True)
+class LeaseLost(TartletError):
+    message = "this control has lost its lease: {detail}"
+    remedy = "Nothing is to be done if another control leads. Else check the lease's Redis (lease_url)."
+
+
 @_register(413, retryable=True)
 class EmbedLost(TartletError):
     message = "embed {embed} was lost with an engine, and the {call} that wrote the embed can't be done again"

@@ -22,7 +22,7 @@ from tartlet_control.tables.page_tables import PageTable
 from tartlet_control.tables.programs import Place, ProgramState, Recovery, RuntimeSession
 from tartlet_protos import control_pb2
 
-MAX_HISTORY_BYTES: Final = 64 << 20
+MAX_HISTORY_BYTES: Final = 112 << 20
 """Bytes of a program's history, of which control makes its state again."""
 
 

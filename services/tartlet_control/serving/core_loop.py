@@ -169,6 +169,8 @@ class CoreLoop:
         self.epochs = Epochs()  # of runtimes
         self.engine_epochs = Epochs()  # apart, so that no engine can take a runtime's id
         """What was seen of runtimes and workers, by id."""
+        self.leads: Callable[[], bool] = lambda: True
+        """Whether this control holds its lease. Without it, nothing is dispatched."""
         self._watches: set[asyncio.Event] = set()
         self._watched_version = core.engines_version
 
@@ -187,6 +189,8 @@ class CoreLoop:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if not self.leads():
+            return
         self._hold()
         look_at = self.core.pump()
         if look_at is not None:

@@ -18,6 +18,7 @@ class Use(StrEnum):
     MODULES = "modules"  # compiled modules that are loaded
     OUTPUTS = "outputs"  # of programs, kept for clients
     INBOXES = "inboxes"  # messages and answers that programs haven't taken
+    HISTORIES = "histories"  # what the next control would make programs' state of
     JOURNALS = "journals"  # records that wait to be written
     TOKENIZERS = "tokenizers"  # loaded ones, and processes that try or serve one
     SOURCES = "sources"  # kept by digest

@@ -8,7 +8,6 @@ from tartlet_common.abi import Record
 from tartlet_common.clock import Clock
 from tartlet_common.errors.registry import TartletError
 from tartlet_runtime.abi.guest import Guest
-from tartlet_runtime.abi.history import History
 from tartlet_runtime.abi.next_run import NextRun
 from tartlet_runtime.program.recorder import Recorder
 from tartlet_runtime.program.spans import ProgramSpan
@@ -35,7 +34,6 @@ class ProgramFacts:
         self.made_s = clock.now()
         self.recovered_s = 0.0  # for which it stood still because an earlier runtime was gone
         self.has_engine_state = False  # some of its commands were sent to control
-        self.history = History()
         self.departed = False  # control was told of its end
         self.queued = False  # in the driver's deque
         self.recorder: Recorder | None = None  # None: not durable

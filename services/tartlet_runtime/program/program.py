@@ -26,6 +26,7 @@ from tartlet_common.errors.registry import (
 from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import control_pb2, programs_pb2
 from tartlet_runtime.abi.guest import Delivery, Guest, Phase
+from tartlet_runtime.abi.history import History
 from tartlet_runtime.abi.limits import MAX_MESSAGE_BYTES
 from tartlet_runtime.abi.submission import parse
 from tartlet_runtime.answers.backlog import Backlog
@@ -66,6 +67,7 @@ class Program(ProgramFacts):
         memory, limits = world.memory, spec.limits
         self.inbox = Inbox(limits, memory(Use.INBOXES), self._arrived, lambda: self.usage.heard(world.clock.now()))
         self.mail = Mail(self.inbox)
+        self.history = History(memory(Use.HISTORIES).fit)
         self.output = Output(spec.program_id, limits.output_bytes, memory(Use.OUTPUTS), self._output_held, self.end)
         self.usage = UsageMeter(world.clock.now())
         self.wait = GuestWait(world.driver.loop)

@@ -61,7 +61,9 @@ async def test_what_stands_beside_a_large_submission_does_not_pass_a_message() -
     link.connected, link._writer = True, loop.create_future()
     link._peer.answered(control_pb2.ControlHello(protocol=PROTOCOL_VERSION))
     assert link._peer.link is not None
-    program: Any = SimpleNamespace(handle=1, accepted=True, has_engine_state=True, unsent_commands=0, history=History())
+    program: Any = SimpleNamespace(
+        handle=1, accepted=True, has_engine_state=True, unsent_commands=0, history=History(lambda _: None)
+    )
     longest = 4 * MAX_NAME_BYTES
     texts: dict[str, Any] = dict.fromkeys(("tenant", "idempotency_key", "model"), "x" * MAX_NAME_BYTES)
     starts = [control_pb2.ProgramStart(handle=2**31 + i, name="y" * longest, **texts) for i in range(100)]

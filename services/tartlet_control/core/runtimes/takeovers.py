@@ -104,6 +104,19 @@ class Takeovers:
                 orphan.epoch += 1
                 session.outbox.notices.takeovers.append((orphan.program_id, orphan.epoch))
 
+    def give_back(self, request: StartRequest) -> bool:
+        """Return whether a runtime may go on with a program that it runs: not if control has named another one."""
+        orphan = self.orphans.get(request.program_id)
+        if orphan is None:
+            return True
+        if orphan.named is not None or not request.history:
+            return False
+        del self.orphans[request.program_id]
+        program = self._lifecycle.programs.get(request.program_id)
+        if program is not None:  # what it was told meanwhile was told to nobody, and its history is its state
+            self._lifecycle.forget(program, None)
+        return True
+
     def adopt(self, session: RuntimeSession, request: StartRequest) -> None:
         """Take a runtime's word that it has begun an orphan again, or can't.
 

@@ -567,6 +567,15 @@ class EmbedLost(LostError):
     retryable: ClassVar[bool] = True
 
 
+class LeaseLost(LostError):
+    """415: this control has lost its lease: {detail}."""
+
+    number: ClassVar[int] = 415
+    message: ClassVar[str] = "this control has lost its lease: {detail}"
+    remedy: ClassVar[str] = "Nothing is to be done if another control leads. Else check the lease's Redis (lease_url)."
+    retryable: ClassVar[bool] = True
+
+
 class CheckpointMissing(StartError):
     """501: no checkpoint at {path}: {detail}."""
 
@@ -709,6 +718,7 @@ REGISTRY: dict[int, type[TartletError]] = {
     411: Superseded,
     412: JournalUnavailable,
     413: EmbedLost,
+    415: LeaseLost,
     501: CheckpointMissing,
     502: CheckpointBroken,
     503: UnknownFamily,

@@ -1,0 +1,4 @@
+"""Which of several controls leads: leases in a file or in Redis, and the epochs that come with them.
+
+Belongs here: acquiring, keeping and giving back a lease. Never here: what a leader does.
+"""

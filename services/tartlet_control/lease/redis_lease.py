@@ -1,0 +1,108 @@
+"""A lease in Redis: a key that expires, and a counter of epochs beside it. Each change is one script."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import redis.asyncio as redis
+
+from tartlet_common.clock import Clock
+from tartlet_common.config.settings import ControlSettings
+from tartlet_common.errors.registry import LeaseLost
+from tartlet_common.rpc.resume import epoch_of
+
+log = logging.getLogger("tartlet.control")
+
+_KEY: Final = "tartlet:control:lease"
+_EPOCH: Final = "tartlet:control:epoch"
+_POLL_S: Final = 0.2
+_MARGIN: Final = 0.8
+"""The share of a lease after which its holder stops to lead, because clocks may run at different speeds."""
+_ACQUIRE: Final = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+local epoch = math.max(tonumber(redis.call('GET', KEYS[2]) or '0') + 1, tonumber(ARGV[3]))
+redis.call('SET', KEYS[2], string.format('%.0f', epoch))
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return epoch
+"""
+_RENEW: Final = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+_RELEASE: Final = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+
+
+class RedisLease:
+    """A key of Redis that names its holder and expires unless the holder renews it."""
+
+    def __init__(self, settings: ControlSettings, clock: Clock) -> None:
+        self._clock = clock
+        self._holder = uuid.uuid4().hex
+        self._lease_s = settings.lease_s
+        self._client = _client_of(settings)
+        self.until = 0.0
+
+    async def acquire(self) -> int:
+        """Wait until the key is free, and take it. While Redis can't be reached, nobody leads anew."""
+        waits = False
+        while True:
+            began_s, now_ms = self._clock.now(), epoch_of(self._clock.unix_ns())
+            try:
+                epoch = await self._run(_ACQUIRE, (_KEY, _EPOCH), int(1000 * self._lease_s), now_ms)
+            except (redis.RedisError, OSError) as e:
+                log.warning("the lease's Redis: %s", e)
+                epoch = 0
+            if epoch:
+                self.until = began_s + _MARGIN * self._lease_s
+                return epoch
+            if not waits:
+                waits = True
+                log.info("another control leads; this one stands by")
+            await asyncio.sleep(_POLL_S)
+
+    async def keep(self) -> None:
+        """Renew the key a few times in its life.
+
+        Raises:
+            LeaseLost: it couldn't be renewed in time, or names another holder.
+        """
+        while True:
+            await asyncio.sleep(self._lease_s / 5)
+            began_s = self._clock.now()
+            renewed = None
+            with contextlib.suppress(redis.RedisError, OSError):
+                renewed = await self._run(_RENEW, (_KEY,), int(1000 * self._lease_s))
+            if renewed:
+                self.until = began_s + _MARGIN * self._lease_s
+            elif renewed is not None or self._clock.now() >= self.until:
+                self.until = 0.0
+                raise LeaseLost(detail="another control holds it" if renewed == 0 else "Redis doesn't answer")
+
+    async def release(self) -> None:
+        """Delete the key, if it is still this control's."""
+        self.until = 0.0
+        with contextlib.suppress(redis.RedisError, OSError):
+            await self._run(_RELEASE, (_KEY,))
+        await self._client.aclose()
+
+    async def _run(self, script: str, keys: tuple[str, ...], *values: int) -> int:
+        evaluate: Callable[..., Any] = self._client.eval
+        return int(await evaluate(script, len(keys), *keys, self._holder, *values))
+
+
+def _client_of(settings: ControlSettings) -> redis.Redis:
+    timeout_s = settings.lease_s / 4
+    options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    if settings.lease_password_file is not None:
+        options["password"] = settings.lease_password_file.read_text().strip()
+    if urlsplit(settings.lease_url).scheme == "rediss" and settings.lease_ca_file is not None:
+        options["ssl_ca_certs"] = str(settings.lease_ca_file)
+    make: Callable[..., redis.Redis] = redis.Redis.from_url
+    return make(settings.lease_url, **options)

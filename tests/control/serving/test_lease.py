@@ -1,0 +1,73 @@
+"""At most one control leads, with a higher epoch than those before, and stops before its lease ends."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tartlet_common.clock import SystemClock
+from tartlet_common.config.settings import ControlSettings
+from tartlet_common.errors.registry import InvalidConfig, LeaseLost
+from tartlet_control.lease.lease import Lease, lease_of
+from tests.redis_server import RedisServer, redis_server
+
+
+def made(url: str) -> Lease:
+    return lease_of(ControlSettings(lease_url=url, lease_s=0.6), SystemClock())
+
+
+async def takes_turns(url: str) -> None:
+    """Lets a second holder wait, and take over when the first one gives its lease back."""
+    first, second = made(url), made(url)
+    epoch = await first.acquire()
+    assert SystemClock().now() < first.until
+    waiting = asyncio.ensure_future(second.acquire())
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    await first.release()
+    async with asyncio.timeout(5):
+        assert await waiting > epoch
+    await second.release()
+
+
+async def test_a_lease_in_a_file_has_one_holder(tmp_path: Path) -> None:
+    await takes_turns(f"file://{tmp_path}/lease")
+
+
+async def test_a_lease_in_redis_has_one_holder(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis") as server:
+        await takes_turns(server.url)
+
+
+async def test_a_holder_that_cannot_renew_stops_before_another_one_leads(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis") as server:
+        first, second = made(server.url), made(server.url)
+        await first.acquire()  # and never renews, as a process that stands still
+        await second.acquire()
+        assert SystemClock().now() >= first.until
+        with pytest.raises(LeaseLost):
+            await first.keep()
+        await loses_redis(server, second)
+        for lease in (first, second):
+            await lease.release()
+
+
+async def loses_redis(server: RedisServer, lease: Lease) -> None:
+    """Kills Redis under a holder, which must stop to lead by itself."""
+    keeping = asyncio.ensure_future(lease.keep())
+    await asyncio.sleep(0.7)
+    assert not keeping.done()
+    assert SystemClock().now() < lease.until
+    server.kill()
+    with pytest.raises(LeaseLost):
+        async with asyncio.timeout(5):
+            await keeping
+    assert SystemClock().now() >= lease.until
+
+
+def test_a_lease_url_must_be_known_and_hold_no_password() -> None:
+    for url in ("http://redis:6379", "redis://:secret@redis:6379"):
+        with pytest.raises(InvalidConfig):
+            made(url)
