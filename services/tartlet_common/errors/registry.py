@@ -16,6 +16,7 @@ from tartlet_common.errors.starting import AddressInUse as AddressInUse  # noqa:
 from tartlet_common.errors.starting import CheckpointBroken as CheckpointBroken  # noqa: PLC0414 - the same
 from tartlet_common.errors.starting import CheckpointMissing as CheckpointMissing  # noqa: PLC0414 - the same
 from tartlet_common.errors.starting import DiskFull as DiskFull  # noqa: PLC0414 - the same
+from tartlet_common.errors.starting import LeaseLost as LeaseLost  # noqa: PLC0414 - the same
 from tartlet_common.errors.starting import OutOfDeviceMemory as OutOfDeviceMemory  # noqa: PLC0414 - the same
 from tartlet_common.errors.starting import StartFailed as StartFailed  # noqa: PLC0414 - the same
 from tartlet_common.errors.starting import UnknownFamily as UnknownFamily  # noqa: PLC0414 - the same
@@ -375,12 +376,6 @@ class Superseded(TartletError):
 class JournalUnavailable(TartletError):
     message = "the program's journal can't be stored or read: {detail}"
     remedy = "Check the journals' Redis (journal_url), or launch with durable=False."
-
-
-@_register(415, retryable=True)
-class LeaseLost(TartletError):
-    message = "this control has lost its lease: {detail}"
-    remedy = "Nothing is to be done if another control leads. Else check the lease's Redis (lease_url)."
 
 
 @_register(413, retryable=True)

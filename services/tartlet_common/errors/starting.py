@@ -1,4 +1,4 @@
-"""Errors of checkpoints and of the start of a process, numbers 5xx. Code imports them from `registry`."""
+"""Errors of checkpoints and of the start of a process (5xx), and of leases. Code imports them from `registry`."""
 
 from __future__ import annotations
 
@@ -46,3 +46,9 @@ class StartFailed(TartletError):
 class DiskFull(TartletError):
     message = "can't write {path}: {detail}"
     remedy = "Free disk space, or set another directory."
+
+
+@_register(415, retryable=True)
+class LeaseLost(TartletError):
+    message = "this control has lost its lease: {detail}"
+    remedy = "Nothing is to be done if another control leads. Else check the lease's Redis (lease_url)."

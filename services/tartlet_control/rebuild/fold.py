@@ -24,6 +24,7 @@ from tartlet_common.errors.registry import InvalidArgument
 from tartlet_control.calls.embed import EmbedTxt
 from tartlet_control.calls.forward import Forward
 from tartlet_control.calls.kv import Alloc, Dealloc
+from tartlet_control.calls.names import NameCall
 from tartlet_control.calls.output import GetNextDist, Sample
 from tartlet_control.calls.queue import Faulty, Reset, Synchronize
 from tartlet_control.calls.registry import BY_KIND, PARSERS, parse
@@ -318,7 +319,7 @@ class _Folding:
         if type(command) is Table and item.source is not None:
             command.share = Share(item.source, command)
             self._note(command.share)
-        if type(command) is not Synchronize:
+        if type(command) is not Synchronize and not isinstance(command, NameCall):  # these change no book
             self._note(command)
         self._owe(item, RESULT)
 

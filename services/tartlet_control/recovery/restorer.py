@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
@@ -21,6 +22,8 @@ from tartlet_control.tables.outbox import FAILURE
 from tartlet_control.tables.page_tables import PageTable
 from tartlet_control.tables.programs import Place, ProgramState, Recovery, RuntimeSession
 from tartlet_protos import control_pb2
+
+log = logging.getLogger("tartlet.control")
 
 MAX_HISTORY_BYTES: Final = 112 << 20
 """Bytes of a program's history, of which control makes its state again."""
@@ -99,6 +102,10 @@ class Restorer:
             folded = fold(program, commands, answers, lambda number: self._models.at(numbers.ours(number)), now=now)
         except TartletError as e:
             self._lifecycle.kill(program, ControlLost(why=f"its history makes no sense: {e}"))
+            return
+        except Exception:  # a bug costs this program, not the link with all programs of the runtime
+            log.exception("program %s: its history can't be folded", program.id)
+            self._lifecycle.kill(program, ControlLost(why="its history can't be folded"))
             return
         obstacle = self._obstacle(program, folded)
         if obstacle:
