@@ -58,6 +58,23 @@ def choose(device: str, *, batch_invariant: bool, c_kernel: bool, triton_lacks: 
     return Choice("torch-gather", missing)
 
 
+def obstacle(name: str, device: str, *, batch_invariant: bool, triton_lacks: str, flashinfer_lacks: str) -> str:
+    """Return what keeps an engine from attending by the path that its settings name, a clause; "" if nothing does.
+
+    Args:
+        name: "auto" or one of `NAMES`.
+        device: torch's name.
+        batch_invariant: see `choose`.
+        triton_lacks: see `choose`.
+        flashinfer_lacks: see `choose`.
+    """
+    if name in {"triton", "flashinfer"} and not device.startswith("cuda"):
+        return f"it serves CUDA devices, and the device is {device}"
+    if batch_invariant and name in {"torch-gather", "flashinfer"}:
+        return "its bits depend on the batch, and batch_invariant is on"
+    return {"triton": triton_lacks, "flashinfer": flashinfer_lacks}.get(name, "")
+
+
 def triton_lacks() -> str:
     """Return what keeps Triton's kernels from running on this machine's GPU, or ""."""
     if importlib.util.find_spec("triton") is None:

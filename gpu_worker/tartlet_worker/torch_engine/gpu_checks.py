@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tartlet_common.config.load import load
+from tartlet_common.config.settings import WorkerSettings
 from tartlet_worker.attention import flashinfer_modules
 from tartlet_worker.attention.base import Attention, AttentionBatch
 from tartlet_worker.attention.torch_gather import TorchGather
@@ -71,18 +73,29 @@ def default_config() -> ModelConfig:
     )  # fmt: skip
 
 
-def checks(device: str, config: ModelConfig, dtype: str) -> Iterator[Finding]:
-    """Check a CUDA device for a model."""
+def checks(device: str, config: ModelConfig, settings: WorkerSettings) -> Iterator[Finding]:
+    """Check a CUDA device for a model and a worker's settings."""
+    dtype = resolve_dtype(settings.dtype, config)
     yield _device(device)
     needs = attention_choice.flashinfer_needs(config, dtype)
     capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
     triton, flashinfer = attention_choice.triton_lacks(), flashinfer_modules.lacks(needs, capability)
-    choice = attention_choice.choose(
-        device, batch_invariant=False, c_kernel=False, triton_lacks=triton, flashinfer_lacks=flashinfer
-    )
-    yield Finding("attention", "ok", f"{choice.name}: {choice.why}")
+    yield attention_finding(device, settings, triton_lacks=triton, flashinfer_lacks=flashinfer)
     yield triton_finding(device, config, triton)
     yield from flashinfer_findings(device, config, dtype, flashinfer, capability)
+
+
+def attention_finding(device: str, settings: WorkerSettings, *, triton_lacks: str, flashinfer_lacks: str) -> Finding:
+    """Name the path of attention that a worker would take, and why."""
+    name, invariant = settings.attention, settings.batch_invariant
+    lacks = {"triton_lacks": triton_lacks, "flashinfer_lacks": flashinfer_lacks}
+    if name == "auto":
+        choice = attention_choice.choose(device, batch_invariant=invariant, c_kernel=False, **lacks)
+        return Finding("attention", "ok", f"{choice.name}: {choice.why}")
+    why_not = attention_choice.obstacle(name, device, batch_invariant=invariant, **lacks)
+    if why_not:
+        return Finding("attention", "fail", f"{name}: {why_not}", "Set TARTLET_WORKER_ATTENTION=auto.")
+    return Finding("attention", "ok", f"{name}: TARTLET_WORKER_ATTENTION names it")
 
 
 def _device(device: str) -> Finding:
@@ -212,11 +225,8 @@ def difference(name: str, device: str, config: ModelConfig, dtype: torch.dtype) 
 
 def main(argv: list[str]) -> int:
     """Print the findings for a device and perhaps a model."""
-    config, dtype = default_config(), "bfloat16"
-    if len(argv) > 1:
-        config = read_config(Path(argv[1]))
-        dtype = resolve_dtype(os.environ.get("TARTLET_WORKER_DTYPE") or "auto", config)
-    for finding in checks(argv[0], config, dtype):
+    config = read_config(Path(argv[1])) if len(argv) > 1 else default_config()
+    for finding in checks(argv[0], config, load(WorkerSettings, "worker", env=os.environ).settings):
         print(json.dumps(asdict(finding)), flush=True)  # noqa: T201 - a command's output
     return 0
 

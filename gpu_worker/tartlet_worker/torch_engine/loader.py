@@ -15,7 +15,7 @@ import torch
 from tartlet_common.config.settings import WorkerSettings
 from tartlet_common.engine import defaults
 from tartlet_common.engine.spec import EngineSpec
-from tartlet_common.errors.registry import OutOfDeviceMemory
+from tartlet_common.errors.registry import InvalidConfig, OutOfDeviceMemory
 from tartlet_worker.attention import flashinfer_modules
 from tartlet_worker.checkpoints.model_card import read_card
 from tartlet_worker.checkpoints.model_config import ModelConfig, read_config
@@ -90,7 +90,7 @@ def load_engine(
         CheckpointBroken: files can't be read or don't belong together, or weights are quantised.
         UnknownFamily: the model's family is not supported.
         OutOfDeviceMemory: the device has no room for weights and pools.
-        InvalidConfig: there is no such device.
+        InvalidConfig: there is no such device, or it can't attend as `attention` says.
     """
     options = replace(options or EngineOptions(), **settings)
     if not 1 <= options.page_size <= 32:
@@ -189,6 +189,8 @@ def _held_by_graphs(config: ModelConfig, options: EngineOptions, rows: tuple[int
 def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], None]) -> TorchEngine:
     """Load the engine that a worker's settings ask for; errors as `load_engine`."""
     assert settings.model is not None, "the caller has checked"
+    if not settings.device.startswith("cuda"):  # `load_engine` itself also runs what stands in for CUDA in tests
+        _check_attention(settings.attention, settings.device, batch_invariant=settings.batch_invariant)
     return load_engine(
         settings.model,
         EngineOptions(
@@ -204,6 +206,7 @@ def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], Non
             max_batch_commands=settings.max_batch_commands,
             logprobs_limit=settings.logprobs_limit,
             batch_invariant=settings.batch_invariant,
+            attention=settings.attention,
             threads=settings.threads,
             graphs=settings.graphs,
             graph_buckets=settings.graph_buckets,
@@ -263,6 +266,9 @@ def make_decoder(config: ModelConfig, options: EngineOptions, reader: WeightRead
         )
         log.info("attention is %s: %s", choice.name, choice.why)
         name = choice.name
+    elif options.device.startswith("cuda"):
+        lacks = _flashinfer_lacks(config, options) if name == "flashinfer" else ""
+        _check_attention(name, options.device, batch_invariant=options.batch_invariant, flashinfer_lacks=lacks)
     attention, store = attention_choice.make(
         name,
         config,
@@ -279,6 +285,23 @@ def make_decoder(config: ModelConfig, options: EngineOptions, reader: WeightRead
         batch_invariant=options.batch_invariant,
         kv_store=store,
     )
+
+
+def _check_attention(name: str, device: str, *, batch_invariant: bool, flashinfer_lacks: str = "") -> None:
+    """Refuse a path of attention that can't be taken.
+
+    Raises:
+        InvalidConfig: with the reason.
+    """
+    why_not = attention_choice.obstacle(
+        name,
+        device,
+        batch_invariant=batch_invariant,
+        triton_lacks=attention_choice.triton_lacks(),
+        flashinfer_lacks=flashinfer_lacks,
+    )
+    if why_not:
+        raise InvalidConfig(role="worker", detail=f"attention={name}: {why_not}: use attention=auto")
 
 
 def _flashinfer_lacks(config: ModelConfig, options: EngineOptions) -> str:

@@ -254,6 +254,9 @@ class WorkerSettings(_Settings):
     )
     threads: int = Field(1, ge=1, le=1024, description="threads that compute on the CPU")
     batch_invariant: bool = Field(default=False, description="compute the same bits whatever else is in the batch")
+    attention: Literal["auto", "flashinfer", "triton", "torch-gather"] = Field(
+        "auto", description="how a CUDA device attends; auto: flashinfer where it serves the model, else triton"
+    )
     graphs: Literal["auto", "on", "off"] = Field(
         "auto",
         description="capture decode steps as CUDA graphs; auto: on CUDA devices, where attention can be captured",

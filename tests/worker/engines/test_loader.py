@@ -26,10 +26,13 @@ from tartlet_common.errors.registry import (
     TartletError,
     UnknownFamily,
 )
-from tartlet_worker.checkpoints.model_config import FAMILIES, parse_config
+from tartlet_worker.checkpoints.model_config import FAMILIES, parse_config, read_config
 from tartlet_worker.checkpoints.random_checkpoint import random_checkpoint
 from tartlet_worker.checkpoints.tensors import check
-from tartlet_worker.torch_engine.loader import engine_from_settings, load_engine
+from tartlet_worker.checkpoints.weights import WeightReader
+from tartlet_worker.models.torch_decoder import TorchDecoder
+from tartlet_worker.torch_engine import attention_choice
+from tartlet_worker.torch_engine.loader import EngineOptions, engine_from_settings, load_engine, make_decoder
 from tests.worker.driver import Driver
 from tests.worker.families import CONFIGS, checkpoint
 from tests.worker.seeds import seed_of
@@ -54,6 +57,23 @@ def test_weights_spread_over_files_give_the_same_logits(tmp_path: Path) -> None:
     assert len(list(path.glob("*.safetensors"))) == 3
     three = Driver(load_engine(path, num_pages=4))
     assert (one.prefill([1, 2, 3], [0]) == three.prefill([1, 2, 3], [0])).all()
+
+
+def test_a_setting_names_the_path_of_attention_and_is_refused_where_it_can_not_be_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = checkpoint(NAME)
+    decoder = engine_from_settings(WorkerSettings(model=model, attention="torch-gather"), lambda _: None).decoder
+    assert isinstance(decoder, TorchDecoder)
+    assert decoder.attention.name == "torch-gather"
+    for name in ("triton", "flashinfer"):
+        with pytest.raises(InvalidConfig, match=f"attention={name}"):
+            engine_from_settings(WorkerSettings(model=model, attention=name), lambda _: None)
+    monkeypatch.setattr(attention_choice, "triton_lacks", lambda: "there is no C compiler")
+    config, dtype = read_config(model), torch.bfloat16
+    options = EngineOptions(device="cuda", dtype="bfloat16", attention="triton")
+    with pytest.raises(InvalidConfig, match="no C compiler"):
+        make_decoder(config, options, WeightReader(model, config, dtype), dtype)
 
 
 def test_the_pages_fit_the_memory_budget(copy: Path) -> None:

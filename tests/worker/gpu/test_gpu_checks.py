@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tartlet_common.config.settings import WorkerSettings
 from tartlet_worker.attention import flashinfer_modules as modules
 from tartlet_worker.attention.shape import Shape, classify
 from tartlet_worker.torch_engine import gpu_checks
@@ -106,6 +107,24 @@ def test_a_package_without_a_parameter_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(flashinfer_shadow.BatchDecodeWithPagedKVCacheWrapper, "_plan_impl", lambda self, indptr: None)
     said = next(gpu_checks.flashinfer_findings("cpu", gpu_checks.default_config(), "bfloat16", "", "9.0"))
     assert said.status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "said"),
+    [
+        ({}, "ok", "flashinfer"),
+        ({"attention": "torch-gather"}, "ok", "torch-gather"),
+        ({"attention": "triton"}, "fail", "no compiler"),
+        ({"attention": "flashinfer", "batch_invariant": True}, "fail", "batch_invariant"),
+    ],
+)
+def test_doctor_names_the_path_that_the_settings_lead_to(settings: dict[str, Any], status: str, said: str) -> None:
+    found = gpu_checks.attention_finding(
+        "cuda", WorkerSettings(**settings), triton_lacks="no compiler", flashinfer_lacks=""
+    )
+    assert found.status == status
+    assert said in found.found
+    assert bool(found.remedy) == (status == "fail")
 
 
 def test_triton_is_held_against_gathered_pages_and_its_absence_is_a_warning() -> None:
