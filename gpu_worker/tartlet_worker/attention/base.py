@@ -84,6 +84,10 @@ class StaticRows:
     page_size: int
 
 
+class PlanChanged(Exception):
+    """A graph's attention asks for other launches than the captured ones, so a replay would compute nonsense."""
+
+
 class StaticDecode(Protocol):
     """Attention in one graph. Everything but `fill` is captured, so it may neither wait nor copy from the host."""
 
@@ -91,6 +95,9 @@ class StaticDecode(Protocol):
         """Make ready for other rows, outside of the graph: before the capture and before each replay.
 
         `StaticRows` hold the new values by then. The arguments [N] say again on the host what they hold.
+
+        Raises:
+            PlanChanged: the graph can't be replayed for these rows. `start` and `run` outside of it are right.
         """
 
     def start(self) -> None:

@@ -11,12 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tartlet_worker.attention.base import StaticRows
+from tartlet_worker.attention.base import PlanChanged, StaticRows
 from tartlet_worker.csr import indptr_of
-
-
-class PlanChanged(RuntimeError):
-    """A plan asks for other launches than the captured ones, so a replay would compute nonsense."""
 
 
 @dataclass(slots=True)
@@ -73,7 +69,7 @@ class FlashInferStatic:
         """See `StaticDecode.fill`: list the rows' pages on the device, and plan for each window.
 
         Raises:
-            PlanChanged: FlashInfer would launch other kernels than were captured.
+            PlanChanged: FlashInfer would launch other kernels than were captured. All plans are made by then.
         """
         indptr = indptr_of(num_pages.astype(np.int64))
         total = int(indptr[-1])
@@ -83,11 +79,14 @@ class FlashInferStatic:
         )
         indices = self._rows.pages[row, torch.arange(total, device=self._device) - starts[row]]
         lengths = torch.from_numpy((position % self._rows.page_size + 1).astype(np.int32))
+        changed = []
         for window, wrapper in self._wrappers.items():
             self._plan(wrapper, window, torch.from_numpy(indptr.astype(np.int32)), indices, lengths)
             launches = list(wrapper._plan_info)  # noqa: SLF001 - what the captured launches were given
             if self._captured.setdefault(window, launches) != launches:
-                raise PlanChanged(f"{launches} in place of {self._captured[window]}: start the worker with graphs=off")
+                changed.append(f"{launches} in place of {self._captured[window]}")
+        if changed:
+            raise PlanChanged("; ".join(changed))
 
     def start(self) -> None:
         """See `StaticDecode.start`. The plan says everything."""

@@ -7,6 +7,7 @@ before anything else uses the pools (`finish`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tartlet_worker.attention.base import GraphAttention, StaticDecode
+from tartlet_worker.attention.base import GraphAttention, PlanChanged, StaticDecode
 from tartlet_worker.csr import I64, Ints
 from tartlet_worker.graphs.buckets import bucket_of, sampled_rows, table_width, up_to
 from tartlet_worker.graphs.buffers import MIN_P, OUT, SAMPLED, TEMPERATURE, TOKEN, Buffers
@@ -27,6 +28,8 @@ from tartlet_worker.models.torch_decoder import TorchDecoder
 from tartlet_worker.pools import Pools
 from tartlet_worker.sampling.base import F32, SampleParams, Sampler
 from tartlet_worker.sampling.torch_sampler import draw_whole
+
+log = logging.getLogger("tartlet.worker")
 
 _NO_TOKENS: Final = np.zeros(0, np.int32)
 
@@ -224,7 +227,22 @@ class GraphDecoder(Decoder):
             return
         num_pages, position = self.buffers.set_rows(put_off.rows, put_off.token, put_off.bucket)
         self.buffers.send(put_off.rows, put_off.bucket)
-        put_off.layers.attention.fill(num_pages, position)
-        put_off.layers.replay()
-        self.replays += 1
         self.passes += 1
+        try:
+            put_off.layers.attention.fill(num_pages, position)
+        except PlanChanged as changed:
+            self._drop(put_off, changed)
+            self._pass(put_off.bucket, put_off.layers.attention)
+        else:
+            put_off.layers.replay()
+            self.replays += 1
+
+    def _drop(self, put_off: PutOff, why: PlanChanged) -> None:
+        """Use a graph no more; later passes of its rows run eagerly."""
+        log.warning(
+            "the graph of %d rows is dropped, such batches run without one from now on: attention asks for other "
+            "launches than were captured: %s",
+            put_off.bucket,
+            why,
+        )
+        self.layers[put_off.bucket].remove(put_off.layers)

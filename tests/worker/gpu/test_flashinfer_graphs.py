@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 import torch
 
 from tartlet_worker.attention.flashinfer import FlashInfer
-from tartlet_worker.attention.flashinfer_static import FlashInferStatic, PlanChanged
+from tartlet_worker.attention.flashinfer_static import FlashInferStatic
 from tartlet_worker.checkpoints.model_config import read_config
 from tartlet_worker.torch_engine.engine import TorchEngine
 from tests.worker import flashinfer_shadow
 from tests.worker.driver import Driver
 from tests.worker.families import checkpoint
 from tests.worker.graphs.recorder import Recorder, with_recorded_graphs
-from tests.worker.graphs.test_graph_decoder import SIZE, Programs, plain_driver
+from tests.worker.graphs.test_graph_decoder import Programs, plain_driver
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="FlashInfer itself may be there")
 
@@ -39,18 +40,30 @@ def test_graphs_over_flashinfer_give_what_gathering_gives(name: str, *, lists: b
     assert sum(count > 0 for count in recorder.replays) >= 3
 
 
-def test_another_plan_than_the_captured_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_whose_plan_differs_from_the_captured_one_runs_eagerly(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     flashinfer_shadow.install(monkeypatch)
-    engine, _ = captured("qwen2-window", (1,))
+    name = "qwen2-window"
+    engine, _ = captured(name, (1, 2))
     decoder: Any = engine.decoder
-    static = decoder.layers[1][0].attention
+    static = decoder.layers[2][0].attention
     assert isinstance(static, FlashInferStatic)
-    assert len(static._wrappers) == len(set(read_config(checkpoint("qwen2-window")).windows)) == 2
-    one = torch.ones(1, dtype=torch.int32).numpy()
-    static.fill(one, one * SIZE - 1)
-    next(iter(static._captured.values()))[0] = 99
-    with pytest.raises(PlanChanged):
-        static.fill(one, one)
+    assert len(static._wrappers) == len(set(read_config(checkpoint(name)).windows)) == 2
+    programs = Programs([Driver(engine), plain_driver(name)], 2, "graphs replan", lists=False)
+    for t, tokens in enumerate((5, 9)):
+        programs.prefill(t, tokens)
+    programs.decode([0, 1])
+    replays = decoder.replays
+    next(iter(static._captured.values()))[0] = 99  # of the first window: the second one is planned all the same
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            programs.decode([0, 1])
+            programs.decode([1])
+    programs.compare_pools()
+    assert decoder.replays == replays + 3  # those of one row
+    assert not decoder.layers[2]
+    assert caplog.text.count("the graph of 2 rows is dropped") == caplog.text.count("is dropped") == 1
 
 
 def test_graphs_of_all_sizes_share_the_memory_of_plans() -> None:
