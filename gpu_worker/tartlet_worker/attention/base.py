@@ -9,7 +9,7 @@ command over a table that number is the column's own, and nobody writes it down.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +118,14 @@ class GraphAttention(Protocol):
 
     def static(self, rows: StaticRows, reach: int) -> StaticDecode:
         """Make the attention of one graph, for contexts of at most `reach` columns."""
+
+
+@runtime_checkable
+class TakesLater(Protocol):
+    """What an implementation of attention has besides `Attention` if it takes memory after it is made."""
+
+    def later_bytes(self, graph_pages: int) -> int:
+        """Return the bytes on the device, at most; the page table of the largest graph has `graph_pages` entries."""
 
 
 def cut(batch: AttentionBatch, chosen: I64) -> AttentionBatch:

@@ -27,6 +27,8 @@ from tartlet_worker.csr import I64, indptr_of, owners, take, within
 
 WORKSPACE_BYTES = 256 << 20
 """Room for partial results of each 32 heads, shared by all wrappers: kernels of one stream run one after the other."""
+PLAN_BYTES = 8 << 20
+"""Memory of a wrapper's plan on the device."""
 NO_WINDOW = 2**31 - 1
 _ALIGNED = 64
 """Integers between the starts of arrays that travel in one copy: each starts at a multiple of 256 bytes."""
@@ -90,6 +92,15 @@ class FlashInfer:
         self._wrappers: dict[tuple[Shape, int | None], Any] = {}
         self._planned: dict[Any, torch.cuda.Event] = {}  # by what is planned: its last plan has left the host
         self._shared: Shared | None = None  # by graphs
+
+    def later_bytes(self, graph_pages: int) -> int:
+        """Return the bytes on the device that are taken after loading, at most.
+
+        Each class and window has a wrapper with a plan, and each window one more for all graphs, whose page lists
+        have room for `graph_pages` pages.
+        """
+        by_window = sum(shape not in {Shape.SEEN, Shape.REST} for shape in Shape) + (graph_pages > 0)
+        return PLAN_BYTES * (by_window * len(self._windows) + 1) + 4 * graph_pages
 
     def prepare(self, batch: AttentionBatch) -> list[Part | Rest]:
         """See `Attention.prepare`."""

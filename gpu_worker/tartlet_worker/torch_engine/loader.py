@@ -17,12 +17,14 @@ from tartlet_common.engine import defaults
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import InvalidConfig, OutOfDeviceMemory
 from tartlet_worker.attention import flashinfer_modules
+from tartlet_worker.attention.base import TakesLater
 from tartlet_worker.checkpoints.model_card import read_card
 from tartlet_worker.checkpoints.model_config import ModelConfig, read_config
 from tartlet_worker.checkpoints.tensors import digest, weight_files
 from tartlet_worker.checkpoints.text_files import TOKENIZER, Texts, read_texts
 from tartlet_worker.checkpoints.weights import WeightReader
 from tartlet_worker.grammar import optional
+from tartlet_worker.graphs.buckets import table_width
 from tartlet_worker.host_pages import HostPages
 from tartlet_worker.kernels import available
 from tartlet_worker.kernels.library import MAX_GROUP
@@ -111,14 +113,15 @@ def load_engine(
         weights = sum(file.stat().st_size for file in weight_files(path))
         with _out_of_memory(options.device, weights, free_bytes(options.device)):
             decoder = make_decoder(config, options, reader, dtype)  # first: what the weights leave is measured
-        options = replace(options, kv_memory_bytes=_measured(config, options, rows))
+        options = replace(options, kv_memory_bytes=_measured(config, options, rows, decoder))
     sizes = pool_sizes(config, options)
-    asked = pool_bytes(sizes, config, dtype.itemsize) + _held_by_graphs(config, options, rows)
-    free = free_bytes(options.device)
-    if asked > free:
-        raise OutOfDeviceMemory(device=options.device, asked_bytes=asked, free_bytes=free)
-    with _out_of_memory(options.device, asked, free):
+    held = pool_bytes(sizes, config, dtype.itemsize) + _held_by_graphs(config, options, rows)
+    free = _checked_room(options.device, held)  # before the weights are loaded, which takes long
+    with _out_of_memory(options.device, held, free):
         decoder = decoder or make_decoder(config, options, reader, dtype)
+        later = _held_by_attention(config, options, rows, decoder)
+        if later:
+            _checked_room(options.device, held + later)  # beside the weights and attention's workspace
         pools = Pools(sizes, config, dtype, options.device)
         decoder = graph_choice.with_graphs(decoder, pools, rows, must=options.graphs == "on", progress=progress)
     said, known = texts.stop_tokens, tuple(t for t in texts.stop_tokens if 0 <= t < config.vocab)
@@ -164,7 +167,19 @@ def _out_of_memory(device: str, asked: int, free: int) -> Iterator[None]:
         raise OutOfDeviceMemory(device=device, asked_bytes=asked, free_bytes=free) from error
 
 
-def _measured(config: ModelConfig, options: EngineOptions, rows: tuple[int, ...]) -> int:
+def _checked_room(device: str, asked: int) -> int:
+    """Return how many bytes are free on the device.
+
+    Raises:
+        OutOfDeviceMemory: fewer than `asked`.
+    """
+    free = free_bytes(device)
+    if asked > free:
+        raise OutOfDeviceMemory(device=device, asked_bytes=asked, free_bytes=free)
+    return free
+
+
+def _measured(config: ModelConfig, options: EngineOptions, rows: tuple[int, ...], decoder: Decoder) -> int:
     """Return the bytes for KV pages that the loaded weights leave on the device."""
     free, item = free_bytes(options.device), DTYPES[options.dtype].itemsize
     embeds = options.num_embeds if options.num_embeds is not None else defaults.NUM_EMBEDS
@@ -173,7 +188,7 @@ def _measured(config: ModelConfig, options: EngineOptions, rows: tuple[int, ...]
     batch = batch_bytes(
         config, tokens=options.max_batch_tokens, commands=options.max_batch_commands, element_bytes=item
     )
-    held = pools + _held_by_graphs(config, options, rows)
+    held = pools + _held_by_graphs(config, options, rows) + _held_by_attention(config, options, rows, decoder)
     found = kv_bytes(free, pools=held, batch=batch, device=options.device)
     log.info("KV pages take %d of the %d bytes that are free on %s", found, free, options.device)
     return found
@@ -184,6 +199,14 @@ def _held_by_graphs(config: ModelConfig, options: EngineOptions, rows: tuple[int
         return 0
     item = DTYPES[options.dtype].itemsize
     return graph_bytes(config, rows=rows[-1], page_size=options.page_size, element_bytes=item)
+
+
+def _held_by_attention(config: ModelConfig, options: EngineOptions, rows: tuple[int, ...], decoder: Decoder) -> int:
+    """Return the bytes that attention takes after it is made, beside its part of the graphs' pool."""
+    if not isinstance(decoder, TorchDecoder) or not isinstance(decoder.attention, TakesLater):
+        return 0
+    pages = rows[-1] * table_width(config.max_position, options.page_size, rows[-1]) if rows else 0
+    return decoder.attention.later_bytes(pages)
 
 
 def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], None]) -> TorchEngine:

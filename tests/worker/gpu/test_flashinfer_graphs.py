@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from tartlet_worker.attention.flashinfer import FlashInfer
+from tartlet_common.errors.registry import OutOfDeviceMemory
+from tartlet_worker.attention.flashinfer import PLAN_BYTES, FlashInfer
 from tartlet_worker.attention.flashinfer_static import FlashInferStatic
 from tartlet_worker.checkpoints.model_config import read_config
+from tartlet_worker.pools import pool_bytes
+from tartlet_worker.torch_engine import loader
 from tartlet_worker.torch_engine.engine import TorchEngine
 from tests.worker import flashinfer_shadow
 from tests.worker.driver import Driver
@@ -74,3 +77,21 @@ def test_graphs_of_all_sizes_share_the_memory_of_plans() -> None:
         assert small[window]._int_workspace_buffer is wrapper._int_workspace_buffer
         assert small[window]._pin_memory_int_workspace_buffer is wrapper._pin_memory_int_workspace_buffer
     assert len({id(w._int_workspace_buffer) for w in large.values()}) == 2
+
+
+def test_what_flashinfer_takes_later_is_asked_for_before_pages_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = checkpoint("qwen2-window")
+    options: dict[str, Any] = {"dtype": "float32", "attention": "flashinfer", "num_pages": 4}
+    engine = loader.load_engine(model, **options)
+    decoder: Any = engine.decoder
+    later = decoder.attention.later_bytes(0)
+    assert later == PLAN_BYTES * (3 * 2 + 1)  # decode, append and masks for two windows, and positions
+    assert decoder.attention.later_bytes(1000) == later + 2 * PLAN_BYTES + 4 * 1000
+
+    asked = pool_bytes(engine.pools.sizes, read_config(model), 4) + later
+    free = iter([1 << 40, asked, 1 << 40, asked - 1])  # before loading, and once weights and the workspace are there
+    monkeypatch.setattr(loader, "free_bytes", lambda _: next(free))
+    loader.load_engine(model, **options)
+    with pytest.raises(OutOfDeviceMemory) as refused:
+        loader.load_engine(model, **options)
+    assert refused.value.fields["asked_bytes"] == asked
