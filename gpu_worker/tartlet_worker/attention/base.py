@@ -107,6 +107,7 @@ class StaticDecode(Protocol):
         """Attend in one layer; see `Attention.run`."""
 
 
+@runtime_checkable
 class GraphAttention(Protocol):
     """What an implementation of attention has besides `Attention` if it can be captured."""
 

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +25,11 @@ from tartlet_worker.attention import flashinfer_modules
 from tartlet_worker.attention.base import Attention, AttentionBatch
 from tartlet_worker.attention.torch_gather import TorchGather
 from tartlet_worker.checkpoints.model_config import ModelConfig, RopeConfig, read_config
+from tartlet_worker.graphs.capture import CudaCapture
 from tartlet_worker.pools import FAR
-from tartlet_worker.torch_engine import attention_choice
+from tartlet_worker.torch_engine import attention_choice, driver_check, graph_check
 from tartlet_worker.torch_engine.fast_path import resolve_dtype
+from tartlet_worker.torch_engine.finding import Finding
 
 CLOSE = 2e-2
 """How far bf16 results of two implementations may differ, for values around 1."""
@@ -55,16 +57,6 @@ PARAMETERS = {
 """The parameters of FlashInfer's wrappers that `attention.flashinfer` gives or counts on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of `tartlet doctor`."""
-
-    name: str
-    status: str
-    found: str
-    remedy: str = ""
-
-
 def default_config() -> ModelConfig:
     """Return the shape that is checked where no model is named: Llama 3's heads."""
     return ModelConfig(
@@ -75,36 +67,44 @@ def default_config() -> ModelConfig:
 
 def checks(device: str, config: ModelConfig, settings: WorkerSettings) -> Iterator[Finding]:
     """Check a CUDA device for a model and a worker's settings."""
+    yield driver_check.driver_finding(driver_check.driver_version(), torch.version.cuda)
+    if not torch.cuda.is_available():  # doctor has said so, and the driver may be why
+        return
     dtype = resolve_dtype(settings.dtype, config)
     yield _device(device)
     needs = attention_choice.flashinfer_needs(config, dtype)
     capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
     triton, flashinfer = attention_choice.triton_lacks(), flashinfer_modules.lacks(needs, capability)
-    yield attention_finding(device, settings, triton_lacks=triton, flashinfer_lacks=flashinfer)
+    path, attention = attention_finding(device, settings, triton_lacks=triton, flashinfer_lacks=flashinfer)
+    yield attention
     yield triton_finding(device, config, triton)
     yield from flashinfer_findings(device, config, dtype, flashinfer, capability)
+    if settings.graphs == "off":
+        yield Finding("cuda graphs", "ok", "off: TARTLET_WORKER_GRAPHS says so")
+    elif attention.status == "ok":
+        yield graph_check.graph_finding(path, device, config, CudaCapture(device), close=CLOSE)
 
 
-def attention_finding(device: str, settings: WorkerSettings, *, triton_lacks: str, flashinfer_lacks: str) -> Finding:
-    """Name the path of attention that a worker would take, and why."""
+def attention_finding(
+    device: str, settings: WorkerSettings, *, triton_lacks: str, flashinfer_lacks: str
+) -> tuple[str, Finding]:
+    """Return the path of attention that a worker would take, and a line with the reason."""
     name, invariant = settings.attention, settings.batch_invariant
     lacks = {"triton_lacks": triton_lacks, "flashinfer_lacks": flashinfer_lacks}
     if name == "auto":
         choice = attention_choice.choose(device, batch_invariant=invariant, c_kernel=False, **lacks)
-        return Finding("attention", "ok", f"{choice.name}: {choice.why}")
+        return choice.name, Finding("attention", "ok", f"{choice.name}: {choice.why}")
     why_not = attention_choice.obstacle(name, device, batch_invariant=invariant, **lacks)
     if why_not:
-        return Finding("attention", "fail", f"{name}: {why_not}", "Set TARTLET_WORKER_ATTENTION=auto.")
-    return Finding("attention", "ok", f"{name}: TARTLET_WORKER_ATTENTION names it")
+        return name, Finding("attention", "fail", f"{name}: {why_not}", "Set TARTLET_WORKER_ATTENTION=auto.")
+    return name, Finding("attention", "ok", f"{name}: TARTLET_WORKER_ATTENTION names it")
 
 
 def _device(device: str) -> Finding:
     free, total = torch.cuda.mem_get_info(device)
     major, minor = torch.cuda.get_device_capability(device)
     name = torch.cuda.get_device_name(device)
-    found = (
-        f"{name}, capability {major}.{minor}, {free >> 20} of {total >> 20} MiB free, torch's CUDA {torch.version.cuda}"
-    )
+    found = f"{name}, capability {major}.{minor}, {free >> 20} of {total >> 20} MiB free"
     if (major, minor) == (9, 0):
         return Finding("gpu", "ok", found)
     return Finding("gpu", "warn", found, "The kernels are written for H100 and H200 (9.0); others are untried.")

@@ -115,6 +115,8 @@ def _device() -> Iterator[Check]:
         yield from _gpu(device)
         return
     yield Check("device", "fail", f"{device}: torch finds no such GPU", "Set TARTLET_WORKER_DEVICE=cpu, or unset it.")
+    if asked.stdout.strip() == "0":
+        yield from _gpu(device)  # perhaps the driver's fault
 
 
 def _gpu(device: str) -> Iterator[Check]:

@@ -119,10 +119,11 @@ def test_a_package_without_a_parameter_is_refused(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_doctor_names_the_path_that_the_settings_lead_to(settings: dict[str, Any], status: str, said: str) -> None:
-    found = gpu_checks.attention_finding(
+    path, found = gpu_checks.attention_finding(
         "cuda", WorkerSettings(**settings), triton_lacks="no compiler", flashinfer_lacks=""
     )
     assert found.status == status
+    assert found.found.startswith(path)
     assert said in found.found
     assert bool(found.remedy) == (status == "fail")
 

@@ -1,0 +1,71 @@
+"""What `tartlet doctor` says of graphs and the driver, with a recorder in place of capture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tartlet_worker.attention.base import PlanChanged
+from tartlet_worker.attention.flashinfer_static import FlashInferStatic
+from tartlet_worker.torch_engine.driver_check import driver_finding
+from tartlet_worker.torch_engine.gpu_checks import CLOSE, default_config
+from tartlet_worker.torch_engine.graph_check import graph_finding
+from tests.worker.graphs.recorder import Recorder
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="FlashInfer itself may be there")
+CONFIG = replace(default_config(), windows=(None, 6))
+INTERPRETED = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off")
+
+
+class Forgetful:
+    """A capture whose graphs replay nothing."""
+
+    def graph(self, body: Callable[[], None]) -> Callable[[], None]:
+        body()
+        return lambda: None
+
+
+@pytest.mark.parametrize("name", ["flashinfer", pytest.param("triton", marks=INTERPRETED)])
+def test_replays_over_other_tables_agree_with_gathered_pages(name: str) -> None:
+    recorder = Recorder(strict=name != "triton")
+    config = CONFIG if name == "flashinfer" else replace(CONFIG, head_dim=16)
+    said = graph_finding(name, "cpu", config, recorder, close=CLOSE)
+    assert said.status == "ok", said
+    assert recorder.replays == [2]
+
+
+def test_a_graph_that_does_not_read_the_new_tables_is_told_with_a_remedy() -> None:
+    said = graph_finding("flashinfer", "cpu", CONFIG, Forgetful(), close=CLOSE)
+    assert (said.status, "differ" in said.found, bool(said.remedy)) == ("fail", True, True)
+
+
+def test_what_a_capture_raises_is_the_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: object) -> None:
+        raise PlanChanged("[1] in place of [2]")
+
+    monkeypatch.setattr(FlashInferStatic, "fill", fill)
+    said = graph_finding("flashinfer", "cpu", CONFIG, Recorder(), close=CLOSE)
+    assert (said.status, "PlanChanged" in said.found, bool(said.remedy)) == ("fail", True, True)
+    assert graph_finding("torch-gather", "cpu", CONFIG, Recorder(), close=CLOSE).status == "warn"
+
+
+@pytest.mark.parametrize(
+    ("driver", "built", "status"),
+    [
+        ((13, 1), "13.0", "ok"),
+        ((13, 0), "12.8", "ok"),
+        ((12, 4), "12.8", "warn"),
+        ((12, 8), "13.0", "fail"),
+        (None, "13.0", "fail"),
+        ((13, 0), None, "fail"),
+    ],
+)
+def test_the_driver_is_compared_with_what_torch_was_built_for(
+    driver: tuple[int, int] | None, built: str | None, status: str
+) -> None:
+    said = driver_finding(driver, built)
+    assert (said.status, bool(said.remedy)) == (status, status != "ok")
