@@ -15,7 +15,6 @@ from tartlet_operator.api.common import (
     Conditions,
     Labels,
     Name,
-    Quantity,
     Resource,
     an_object,
     between,
@@ -24,13 +23,21 @@ from tartlet_operator.api.common import (
     rules,
 )
 from tartlet_operator.api.identity import env_rule, mounts_rule, volumes_rule
-from tartlet_operator.api.pod_parts import Affinity, Toleration, TopologySpread, Volume, VolumeMount
+from tartlet_operator.api.pod_parts import (
+    LABEL,
+    Affinity,
+    ResourceClaim,
+    Resources,
+    Toleration,
+    TopologySpread,
+    Volume,
+    VolumeMount,
+)
 from tartlet_operator.api.pool_model import EnvVar, Model
 
 _MAX_SLOTS: Final = 2**26
 _MAX_BATCH: Final = 2**20
 
-LABEL: Final = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _DEVICE = "^(cpu|cuda(:[0-9]{1,2})?)$"
 
 
@@ -66,6 +73,17 @@ class Engine(ApiModel):
             )
         ),
     )
+    host_kv_memory: Annotated[str, Field(max_length=20)] = Field(
+        default="0",
+        description="Host memory for the KV pages of suspended programs, a quantity; 0: they are computed again. The "
+        "operator adds it to the memory in `spec.resources`.",
+        json_schema_extra=rules(
+            rule(
+                f"isQuantity(self) && {between('0', '1Pi')}",
+                "spec.engine.hostKvMemory must be a quantity of at least 0 and at most 1Pi: write it like 4Gi",
+            )
+        ),
+    )
     num_embeds: int = Field(default=defaults.NUM_EMBEDS, ge=16, le=_MAX_SLOTS, description="Embedding slots (tokens).")
     num_slots: int = Field(default=defaults.NUM_SLOTS, ge=16, le=_MAX_SLOTS, description="Token slots.")
     max_batch_tokens: int = Field(
@@ -76,54 +94,6 @@ class Engine(ApiModel):
     )
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads.")
     batch_invariant: bool = Field(default=False, description="Compute the same bits whatever else is in the batch.")
-
-
-class Resources(ApiModel):
-    """Compute resources of an engine's container."""
-
-    requests: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
-        default_factory=dict, description="What is reserved for the engine."
-    )
-    limits: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
-        default_factory=dict, description="Most that the engine may use; GPUs (`nvidia.com/gpu`) go here."
-    )
-
-
-class ResourceClaim(ApiModel):
-    """A claim on devices that a driver allocates (dynamic resource allocation)."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "has(self.resourceClaimName) != has(self.resourceClaimTemplateName)",
-                "set exactly one of resourceClaimName and resourceClaimTemplateName in each of spec.resourceClaims: a "
-                "template makes a claim for each engine",
-            )
-        )
-    )
-
-    name: Annotated[str, Field(min_length=1, max_length=63)] = Field(
-        description="Name of the claim within the pod.",
-        json_schema_extra=rules(
-            rule(
-                f"self.matches('{LABEL}')",
-                "each name of spec.resourceClaims must hold only lower-case letters, digits and '-': rename the claim",
-            )
-        ),
-    )
-    resource_claim_name: Name | None = Field(
-        default=None,
-        description="A ResourceClaim of the namespace, which all engines share.",
-        json_schema_extra=an_object("resourceClaimName of each of spec.resourceClaims"),
-    )
-    resource_claim_template_name: Name | None = Field(
-        default=None,
-        description="A ResourceClaimTemplate of the namespace, from which each engine gets a claim of its own.",
-        json_schema_extra=an_object("resourceClaimTemplateName of each of spec.resourceClaims"),
-    )
-    request: Annotated[str, Field(max_length=63)] = Field(
-        default="", description="The request of the claim whose devices the engine uses; empty: all of them."
-    )
 
 
 SHORT_TOKENS: Final = 2048

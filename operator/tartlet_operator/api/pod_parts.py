@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from pydantic import WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
+
+from tartlet_operator.api.common import ApiModel, Name, Quantity, an_object, rule, rules
 
 Schema = dict[str, Any]
+
+LABEL: Final = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 _MOST: Final = 128
 """Entries of a list or a map."""
@@ -179,3 +183,51 @@ VolumeMount = Annotated[dict[str, Any], WithJsonSchema(_VOLUME_MOUNT)]
 
 Volume = Annotated[dict[str, Any], WithJsonSchema(_VOLUME)]
 """One of a pod's `volumes`; drivers that Kubernetes has removed or moved to CSI are left out."""
+
+
+class Resources(ApiModel):
+    """Compute resources of an engine's container."""
+
+    requests: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
+        default_factory=dict, description="What is reserved for the engine."
+    )
+    limits: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
+        default_factory=dict, description="Most that the engine may use; GPUs (`nvidia.com/gpu`) go here."
+    )
+
+
+class ResourceClaim(ApiModel):
+    """A claim on devices that a driver allocates (dynamic resource allocation)."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "has(self.resourceClaimName) != has(self.resourceClaimTemplateName)",
+                "set exactly one of resourceClaimName and resourceClaimTemplateName in each of spec.resourceClaims: a "
+                "template makes a claim for each engine",
+            )
+        )
+    )
+
+    name: Annotated[str, Field(min_length=1, max_length=63)] = Field(
+        description="Name of the claim within the pod.",
+        json_schema_extra=rules(
+            rule(
+                f"self.matches('{LABEL}')",
+                "each name of spec.resourceClaims must hold only lower-case letters, digits and '-': rename the claim",
+            )
+        ),
+    )
+    resource_claim_name: Name | None = Field(
+        default=None,
+        description="A ResourceClaim of the namespace, which all engines share.",
+        json_schema_extra=an_object("resourceClaimName of each of spec.resourceClaims"),
+    )
+    resource_claim_template_name: Name | None = Field(
+        default=None,
+        description="A ResourceClaimTemplate of the namespace, from which each engine gets a claim of its own.",
+        json_schema_extra=an_object("resourceClaimTemplateName of each of spec.resourceClaims"),
+    )
+    request: Annotated[str, Field(max_length=63)] = Field(
+        default="", description="The request of the claim whose devices the engine uses; empty: all of them."
+    )

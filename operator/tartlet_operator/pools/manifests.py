@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -160,7 +161,7 @@ def _container(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> di
             environment(spec, meta, defaults), _env(e for e in template.env if not is_operators(e.name)), "name"
         ),
         "ports": [{"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
-        "resources": _present({**_resources(spec), "claims": _claims(spec)}),
+        "resources": _present({**_with_host_pages(spec), "claims": _claims(spec)}),
         "securityContext": {**_restricted(), "runAsGroup": GROUP},
         "volumeMounts": _replaced(
             _mounts(spec, defaults), filter(leaves_identity, template.volume_mounts), "mountPath"
@@ -200,6 +201,8 @@ def environment(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> l
         "LOG_FORMAT": defaults.log_format,
         "LOG_LEVEL": defaults.log_level,
     }
+    if host_kv_bytes := _host_kv_bytes(spec):  # only then: another variable would restart each pool at an upgrade
+        values["HOST_KV_BYTES"] = host_kv_bytes
     if engine.backend == "Torch":
         values["MODEL"] = model_parts.directory(spec.model)
     if defaults.tls_secret:
@@ -225,6 +228,25 @@ def environment(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> l
 
 def _resources(spec: EnginePoolSpec) -> dict[str, dict[str, Any]]:
     return {"requests": dict(spec.resources.requests), "limits": dict(spec.resources.limits)}
+
+
+def _with_host_pages(spec: EnginePoolSpec) -> dict[str, dict[str, Any]]:
+    """Return the resources of the engine's container: what the pool names, and the memory of pages on the host.
+
+    Memory that the pool doesn't name stays unnamed.
+    """
+    more = _host_kv_bytes(spec)
+    return {
+        kind: {
+            name: str(math.ceil(quantity(amount)) + more) if more and name == "memory" else amount
+            for name, amount in amounts.items()
+        }
+        for kind, amounts in _resources(spec).items()
+    }
+
+
+def _host_kv_bytes(spec: EnginePoolSpec) -> int:
+    return int(quantity(spec.engine.host_kv_memory))
 
 
 def _claims(spec: EnginePoolSpec) -> list[dict[str, str]]:

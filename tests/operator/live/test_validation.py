@@ -94,6 +94,10 @@ BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
     ),
     ("EnginePool", "a", {**FAKE, "engine": {"backend": "Fake", "kvMemory": "1Ki"}}, "spec.engine.kvMemory", "at least"),
     ("EnginePool", "a", {**FAKE, "engine": {"backend": "Fake", "kvMemory": "2Ei"}}, "spec.engine.kvMemory", "at most"),
+    *(
+        ("EnginePool", "a", {**FAKE, "engine": {"hostKvMemory": wrong}}, "spec.engine.hostKvMemory", "like 4Gi")
+        for wrong in ("much", "-1Gi", "2Ei")
+    ),
     ("EnginePool", "a", {**FAKE, "engine": {"backend": "Jax"}}, "spec.engine.backend", '"Torch", "Fake"'),
     (
         "EnginePool",

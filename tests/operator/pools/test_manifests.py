@@ -46,6 +46,7 @@ def test_every_engine_field_reaches_the_worker() -> None:
         "dtype": "float32",
         "pageSize": 8,
         "kvMemory": "2Gi",
+        "hostKvMemory": "3Gi",
         "numEmbeds": 100,
         "numSlots": 200,
         "maxBatchTokens": 300,
@@ -58,6 +59,7 @@ def test_every_engine_field_reaches_the_worker() -> None:
     s = settings_of(p)
     assert (s.engine, s.model_name, str(s.model)) == ("torch", "m", "/models/a/b")
     assert (s.device, s.dtype, s.page_size, s.kv_memory_bytes) == ("cuda:1", "float32", 8, 2 << 30)
+    assert s.host_kv_bytes == 3 << 30
     assert (s.num_embeds, s.num_slots, s.max_batch_tokens, s.max_batch_commands) == (100, 200, 300, 40)
     assert (s.threads, s.batch_invariant, s.drain_grace_s) == (5, True, 77)
     assert (s.control, s.engine_id, str(s.tls_certificate)) == ("c:7443", "pod-0", "/etc/tartlet/tls/tls.crt")
@@ -109,6 +111,22 @@ def test_the_init_step_has_the_resources_that_a_quota_asks_for_and_no_gpu() -> N
     assert spec["containers"][0]["resources"] == resources
     gpu = pool(model={"name": "m", "init": init}, resources={"limits": {"nvidia.com/gpu": 1}})
     assert pod(gpu)["initContainers"][0]["resources"] == {}
+
+
+def test_pages_on_the_host_are_counted_in_the_memory_that_a_pool_names() -> None:
+    resources: dict[str, Any] = {"requests": {"cpu": 1, "memory": "2Gi"}, "limits": {"nvidia.com/gpu": 1}}
+    model = {"name": "m", "init": {"image": "i", "command": ["cp"]}}
+    spec = pod(pool(model=model, engine={"hostKvMemory": "1.5Gi"}, resources=resources))
+    assert spec["containers"][0]["resources"] == {
+        "requests": {"cpu": 1, "memory": str(7 << 29)},
+        "limits": {"nvidia.com/gpu": 1},
+    }
+    assert spec["initContainers"][0]["resources"] == {"requests": resources["requests"]}
+    limited = pod(pool(model=model, engine={"hostKvMemory": "1Gi"}, resources={"limits": {"memory": 2**30}}))
+    assert limited["containers"][0]["resources"] == {"limits": {"memory": str(2 << 30)}}
+    without = pod(pool(model=model, resources=resources))["containers"][0]
+    assert without["resources"] == resources
+    assert "TARTLET_WORKER_HOST_KV_BYTES" not in {e["name"] for e in without["env"]}
 
 
 def test_a_rollout_adds_before_it_removes_and_leaves_time_to_drain() -> None:
