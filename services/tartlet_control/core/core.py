@@ -10,6 +10,7 @@ import logging
 import struct
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD_BYTES, RECORD_STRUCT, Record
@@ -34,6 +35,7 @@ from tartlet_control.core.intake import CommandIntake
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.moves import Moves
 from tartlet_control.core.places.audit import audit
+from tartlet_control.core.places.awaiting import wait_for_engine
 from tartlet_control.core.places.memory import RETRY_S, Memory
 from tartlet_control.core.places.placing import Placing
 from tartlet_control.core.pool_orders import PoolOrders
@@ -106,6 +108,7 @@ class Core:
         self.dispatcher = Dispatcher(self.runner)
         self.settler = Settler(self.runner, self.lifecycle)
         self.rebuilder = self.memory.suspender = Rebuilder(self.lifecycle, self.runner, settings, self.memory)
+        self.runner.wait_for_engine = partial(wait_for_engine, self.rebuilder)
         self.moves = Moves(self.lifecycle, self.rebuilder, self.placing)
         self.settler.settled_on = self.rebuilder.trials.settled
         self.leaks = 0

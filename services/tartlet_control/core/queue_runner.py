@@ -51,6 +51,8 @@ class QueueRunner:
         """Executes the calls on names."""
         self.on_remade: Callable[[Place], None]
         """Called when all commands that make the state of a place again have been sent."""
+        self.wait_for_engine: Callable[[Place, float], bool]
+        """Called with a place that finds no engine, and the time. Returns whether the place waits for one."""
 
     def place_of(self, program_id: str, engine: EngineState) -> Place:
         """Return the place of a program that runs on an engine."""
@@ -120,9 +122,7 @@ class QueueRunner:
 
     def _advance(self, queue: CommandQueue) -> None:
         pending, place = queue.pending, queue.place
-        if place.recovery is not None and queue.id >= 0:
-            return
-        while pending:
+        while pending and (place.recovery is None or queue.id < 0):  # a suspended program goes on later
             head = pending[0]
             if place.engine is None and _uses_an_engine(head):
                 if not self._places:
@@ -140,8 +140,6 @@ class QueueRunner:
                 break
             if place.replay is not None:
                 self.gone(place, head)
-            if place.recovery is not None and queue.id >= 0:
-                return  # the program was suspended for the pages that it asked for
         engine = queue.place.engine
         if engine is not None and engine in self._batchers:
             self._batchers[engine].unready(queue)
@@ -214,12 +212,13 @@ class QueueRunner:
                 self.advance(queue)
 
     def _place(self, queue: CommandQueue) -> bool:
-        """Find an engine for the head's first use of the model. Without one the head fails, and the result is False."""
+        """Find an engine for the head's first use of the model. Returns False without one: the head waits, or fails."""
         try:
             self._allocator.engine_of(queue.place)
         except NoEngine as e:
-            self.poison(queue, queue.pending.popleft(), e)
-            self.drain_poisoned(queue)
+            if not self.wait_for_engine(queue.place, queue.pending[0].arrived):
+                self.poison(queue, queue.pending.popleft(), e)
+                self.drain_poisoned(queue)
             return False
         return True
 

@@ -232,6 +232,30 @@ def test_a_cordoned_engine_takes_no_new_programs() -> None:
     assert other.answer(ticket).event is Event.RESULT
 
 
+def test_a_program_s_first_command_waits_while_the_only_engine_restarts() -> None:
+    host = Host(rebuild_grace_s=60.0)
+    guest, late = host.start(model="fake"), host.start(model="fake")
+    host.core.on_engine_gone(host.engine)
+    decode_text(guest, PROMPT, 3)
+    host.run()
+    assert not guest.tokens()
+    assert guest.killed is None
+    host.join("next")
+    host.run()
+    assert len(guest.tokens()) == 3
+    host.end(guest)
+
+    host.core.on_engine_gone(host.core.engines["next"])
+    late.alloc(Op.ALLOC_EMB, [0], wait=True)
+    host.run()
+    host.clock.advance(61)
+    host.core.tick()
+    host.run()
+    assert isinstance(late.killed, errors.NoEngine)
+    host.end(late)
+    host.check_idle()
+
+
 def test_a_kill_that_the_runtime_may_not_have_heard_is_told_again() -> None:
     host = Host()
     guest = host.start()
