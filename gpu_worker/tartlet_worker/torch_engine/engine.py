@@ -31,6 +31,7 @@ from tartlet_worker.host_pages import HostPages
 from tartlet_worker.models.base import Decoder
 from tartlet_worker.pools import Pools
 from tartlet_worker.sampling.base import Sampler
+from tartlet_worker.torch_engine.memory import use_device
 
 _WITH_DECODER = frozenset({Kind.EMBED_TXT, Kind.FORWARD, Kind.SAMPLE, Kind.GET_NEXT_DIST})
 """Batches that use the pools' tensors through the decoder alone, which may put work off."""
@@ -50,7 +51,6 @@ class TorchEngine:
         host: HostPages | None = None,
     ) -> None:
         self._spec, self._decoder, self._pools, self._tokenizer = spec, decoder, pools, tokenizer
-        self._cuda = torch.device(spec.device) if spec.device.startswith("cuda:") else None
         self._grammars = None if grammar is None else grammar.grammars
         pools.matchers = None if grammar is None else grammar.matchers
         self._host = host
@@ -95,8 +95,7 @@ class TorchEngine:
             EngineFailure: the device failed; the engine's state is no longer known.
         """
         start = time.perf_counter()
-        if self._cuda is not None:
-            torch.cuda.set_device(self._cuda)  # of this thread: Triton launches and graphs are the current device's
+        use_device(self._spec.device)  # in this thread
         try:
             self._decoder.computing = computing
             if len(step.clear_pages):

@@ -39,7 +39,7 @@ from tartlet_worker.torch_engine import attention_choice, graph_choice
 from tartlet_worker.torch_engine.engine import TorchEngine
 from tartlet_worker.torch_engine.fast_path import Machine, resolve_dtype, slow_path_reasons, unserved
 from tartlet_worker.torch_engine.kv_budget import batch_bytes, graph_bytes, kv_bytes
-from tartlet_worker.torch_engine.memory import check_device, free_bytes
+from tartlet_worker.torch_engine.memory import check_device, free_bytes, use_device
 
 log = logging.getLogger("tartlet.worker")
 
@@ -100,6 +100,7 @@ def load_engine(
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     check_device(options.device)
+    use_device(options.device)
     rows = graph_choice.buckets(options.graphs, options.device, options.graph_buckets, options.max_batch_commands)
     path = Path(path)
     config = read_config(path)

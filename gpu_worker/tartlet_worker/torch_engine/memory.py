@@ -36,6 +36,12 @@ def check_device(device: str) -> None:
             raise InvalidConfig(role="worker", detail=detail)
 
 
+def use_device(device: str) -> None:
+    """Make a GPU with a number this thread's current one: Triton launches, events and graphs are the current one's."""
+    if device.startswith("cuda:"):
+        torch.cuda.set_device(torch.device(device))
+
+
 def free_bytes(device: str) -> int:
     """Return how many bytes an engine may still allocate on `device`."""
     if device.startswith("cuda"):

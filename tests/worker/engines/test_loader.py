@@ -31,7 +31,7 @@ from tartlet_worker.checkpoints.random_checkpoint import random_checkpoint
 from tartlet_worker.checkpoints.tensors import check
 from tartlet_worker.checkpoints.weights import WeightReader
 from tartlet_worker.models.torch_decoder import TorchDecoder
-from tartlet_worker.torch_engine import attention_choice
+from tartlet_worker.torch_engine import attention_choice, loader
 from tartlet_worker.torch_engine.loader import EngineOptions, engine_from_settings, load_engine, make_decoder
 from tests.worker.driver import Driver
 from tests.worker.families import CONFIGS, checkpoint
@@ -74,6 +74,19 @@ def test_a_setting_names_the_path_of_attention_and_is_refused_where_it_can_not_b
     options = EngineOptions(device="cuda", dtype="bfloat16", attention="triton")
     with pytest.raises(InvalidConfig, match="no C compiler"):
         make_decoder(config, options, WeightReader(model, config, dtype), dtype)
+
+
+def test_loading_makes_a_numbered_gpu_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Used(Exception):
+        pass
+
+    def used(device: torch.device) -> None:
+        raise Used(device.index)
+
+    monkeypatch.setattr(torch.cuda, "set_device", used)
+    monkeypatch.setattr(loader, "check_device", lambda _: None)
+    with pytest.raises(Used, match="1"):
+        load_engine(checkpoint(NAME), device="cuda:1", num_pages=4)
 
 
 def test_the_pages_fit_the_memory_budget(copy: Path) -> None:
