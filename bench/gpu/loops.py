@@ -68,7 +68,7 @@ class Rig:
         self.decoder = decoder
         self.pools.kv.normal_(0, 0.5)
         self.pools.kv[:, :, self.pools.zero_page].zero_()
-        self._values = self.pools.kv.clone()
+        self._values: torch.Tensor | None = None
         self.captured: GraphDecoder | None = None
 
     @property
@@ -77,7 +77,12 @@ class Rig:
         return self._loaded
 
     def restore(self) -> None:
-        """Give all pages the values that they had at first, so that loops over them can be compared."""
+        """Give all pages the values that they had at the first call, so that loops over them can be compared.
+
+        The values are kept from that call on, which takes as much memory as the pages.
+        """
+        if self._values is None:
+            self._values = self.pools.kv.clone()
         self.pools.kv.copy_(self._values)
 
     def engine(self, path: Way, buckets: Sequence[int] = ()) -> TorchEngine:
@@ -175,11 +180,15 @@ class DecodeLoop:
 
 
 def flashinfer_lacks(rig: Rig) -> str:
-    """Return what keeps FlashInfer from serving a model on this machine, or ""; a rehearsal has its shadow."""
+    """Return what keeps FlashInfer from serving a model on this machine, or ""; a rehearsal has its shadow.
+
+    Modules that aren't built are missing here: compiling one takes longer than a step of the proof may.
+    """
     if not rig.device.startswith("cuda"):
         return ""
-    capability = ".".join(map(str, torch.cuda.get_device_capability()))
-    return flashinfer_modules.lacks(attention_choice.flashinfer_needs(rig.decoder.config, rig.spec.dtype), capability)
+    capability = ".".join(map(str, torch.cuda.get_device_capability(rig.device)))
+    needs = attention_choice.flashinfer_needs(rig.decoder.config, rig.spec.dtype)
+    return flashinfer_modules.lacks(needs, capability) or flashinfer_modules.unbuilt(needs, capability)
 
 
 def paths(rig: Rig) -> Iterator[Way]:

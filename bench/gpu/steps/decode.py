@@ -26,18 +26,35 @@ def run(record: Record) -> None:
     batches, context, steps = ((1, 2), 20, 5) if record.rehearse else (BATCHES, CONTEXT, STEPS)
     rows: list[dict[str, object]] = []
     for name in ("1b", "8b"):
-        pages = max(batches) * -(-(context + steps) // 16)
-        path = checkpoint(name, record.scratch, rehearse=record.rehearse)
-        rig = Rig(path, record.device, num_pages=pages, batch=max(batches))
-        weights = _weight_bytes(path, rig)
-        buckets = (1, 2) if record.rehearse else tuple(b for b in USUAL if b in batches)
-        for way in paths(rig):
-            start = time.perf_counter()
-            try:
-                engine = rig.engine(way, buckets)
-            except Exception as error:  # noqa: BLE001 - the other paths are measured all the same
-                record.expect(False, f"{name}, {way.label}: {error!r}")
-                continue
+        try:
+            _shape(record, name, rows, batches, context, steps)
+        except Exception as error:  # noqa: BLE001 - the other shape is measured all the same
+            record.expect(False, f"{name}: {error!r}")
+        _free(record.device)
+    record.note(goals=[_goal(rows, *goal, bound) for goal, bound in GOALS_MS.items()])
+    for name in ("1b", "8b"):
+        of_shape = [row for row in rows if row["shape"] == name]
+        labels = dict.fromkeys(str(row["path"]) for row in of_shape)
+        drawn = {
+            label: [(float(str(r["batch"])), float(str(r["ms"]))) for r in of_shape if r["path"] == label]
+            for label in labels
+        }
+        lines(record.out / f"decode-{name}", f"Decode step, {name}, context {context}", "batch", "ms", drawn)
+
+
+def _shape(
+    record: Record, name: str, rows: list[dict[str, object]], batches: tuple[int, ...], context: int, steps: int
+) -> None:
+    """Add the rows of one shape. Nothing on the device outlives the call."""
+    path = checkpoint(name, record.scratch, rehearse=record.rehearse)
+    pages = max(batches) * -(-(context + steps) // 16)
+    rig = Rig(path, record.device, num_pages=pages, batch=max(batches))
+    weights = _weight_bytes(path, rig)
+    buckets = (1, 2) if record.rehearse else tuple(b for b in USUAL if b in batches)
+    for way in paths(rig):
+        start = time.perf_counter()
+        try:
+            engine = rig.engine(way, buckets)
             for batch in batches:
                 if way.attention == "torch-gather" and batch >= SLOW_FROM:
                     continue
@@ -50,18 +67,9 @@ def run(record: Record) -> None:
                     }
                 )  # fmt: skip
                 record.note(rows=rows)
-            record.note(**{f"{name} {way.label} s": round(time.perf_counter() - start, 1)})
-        del rig
-        _free(record.device)
-    record.note(goals=[_goal(rows, *goal, bound) for goal, bound in GOALS_MS.items()])
-    for name in ("1b", "8b"):
-        of_shape = [row for row in rows if row["shape"] == name]
-        labels = dict.fromkeys(str(row["path"]) for row in of_shape)
-        drawn = {
-            label: [(float(str(r["batch"])), float(str(r["ms"]))) for r in of_shape if r["path"] == label]
-            for label in labels
-        }
-        lines(record.out / f"decode-{name}", f"Decode step, {name}, context {context}", "batch", "ms", drawn)
+        except Exception as error:  # noqa: BLE001 - the other paths are measured all the same
+            record.expect(False, f"{name}, {way.label}: {error!r}")
+        record.note(**{f"{name} {way.label} s": round(time.perf_counter() - start, 1)})
 
 
 def _weight_bytes(path: Path, rig: Rig) -> int:

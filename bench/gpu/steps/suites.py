@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 from bench.gpu.paths import ROOT
 from bench.gpu.record import Record
 
-TESTS = ("tests/worker/engines/test_triton.py", "tests/worker/graphs/test_on_gpu.py", "tests/worker/gpu")
+TESTS = ("tests/worker/engines/test_triton.py", "tests/worker/graphs/test_on_gpu.py")
 REHEARSED = ("tests/worker/graphs/test_setting_up.py",)
 
 

@@ -154,11 +154,8 @@ def lacks(needs: Needs, capability: str, root: Path | None = None) -> str:
         version = "of unknown version"
     if version != VERSION:
         return f"flashinfer-python is {version}, and only {VERSION} is tested"
-    missing = [name for name in needs.modules() if not built(root, name, capability)]
-    tools = _tools_lack()
-    if missing and tools:
-        return f"{len(missing)} of FlashInfer's modules aren't built ({missing[0]}), and {tools}"
-    return ""
+    missing, tools = unbuilt(needs, capability, root), _tools_lack()
+    return f"{missing}, and {tools}" if missing and tools else ""
 
 
 def built(root: Path, name: str, capability: str) -> bool:
@@ -171,6 +168,13 @@ def built(root: Path, name: str, capability: str) -> bool:
         return False
     archs = [str(arch).rstrip("af") for arch in said.get("architectures", [])]
     return said.get("version") == VERSION and capability in archs
+
+
+def unbuilt(needs: Needs, capability: str, root: Path | None = None) -> str:
+    """Return a clause that names how many modules would be compiled when they are needed, or ""; see `lacks`."""
+    root = root or package()
+    missing = [name for name in needs.modules() if root is None or not built(root, name, capability)]
+    return f"{len(missing)} of FlashInfer's modules aren't built ({missing[0]})" if missing else ""
 
 
 def _tools_lack() -> str:

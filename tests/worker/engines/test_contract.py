@@ -38,7 +38,8 @@ ATTENTION = ["torch-gather", "torch-chunked", "c", "flashinfer"]
 def drive(name: str, attention: str, page_size: int, **options: Any) -> Driver:
     if attention == "c" and not available():
         pytest.skip("the C kernels are not built")
-    options = {"dtype": "float32", "num_pages": 40, "num_embeds": 256, "page_size": page_size, **options}
+    sizes = {"num_pages": 40, "num_embeds": 256, "page_size": page_size}
+    options = {"dtype": "float32", "graphs": "off", **sizes, **options}
     return Driver(load_engine(checkpoint(name), attention=attention, **options))
 
 

@@ -35,7 +35,7 @@ PAGES = 64
 def drive(name: str, dtype: str, options: dict[str, str]) -> Driver:
     if options.get("attention") == "c" and not available():
         pytest.skip("the C kernels are not built")
-    sizes: dict[str, Any] = {"page_size": SIZE, "num_pages": PAGES, "num_embeds": 96, **options}
+    sizes: dict[str, Any] = {"page_size": SIZE, "num_pages": PAGES, "num_embeds": 96, "graphs": "off", **options}
     return Driver(load_engine(checkpoint(name), dtype=dtype, **sizes))
 
 

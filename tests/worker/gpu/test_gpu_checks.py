@@ -34,7 +34,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_nothing_is_missing_where_all_modules_are_built(installed: Path) -> None:
-    assert modules.lacks(NEEDS, "9.0", installed) == ""
+    assert modules.lacks(NEEDS, "9.0", installed) == modules.unbuilt(NEEDS, "9.0", installed) == ""
+    assert NEEDS.modules()[0] in modules.unbuilt(NEEDS, "8.0", installed)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def model(request: Any) -> Model:
 
 def engine(model: Model, **options: Any) -> Driver:
     sizes = {"dtype": "float32", "num_pages": 64, "num_embeds": 512}
-    where = {"kernels": model.kernels, "device": model.device, "attention": model.attention}
+    where = {"kernels": model.kernels, "device": model.device, "attention": model.attention, "graphs": "off"}
     return Driver(load_engine(checkpoint(model.name), **{**sizes, **where, **options}))
 
 
