@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from functools import lru_cache
@@ -43,6 +43,8 @@ class Kind(IntEnum):
     """A client's message was accepted: the key of its sending (one byte of length, then the key), then the message."""
     END = 2
     """The program has ended: JSON with its result, or with the number and the fields of its error."""
+    KEYS = 3
+    """Keys of sendings that an earlier run of the program took: of each, one byte of length, then the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,29 @@ def encode_record(
     """Encode a record of the journal whose header has `header_crc`."""
     body = _RECORD.pack(0, len(data), clock_ns, digest, from_control, read_to, kind)[4:] + data
     return _CRC.pack(zlib.crc32(body, header_crc)) + body
+
+
+def pack_keys(keys: Iterable[bytes]) -> bytes:
+    """Return the data of a record of `Kind.KEYS`.
+
+    Args:
+        keys: of at most 255 bytes each.
+
+    Example:
+        >>> unpack_keys(pack_keys([b"k1", b"other"]))
+        [b'k1', b'other']
+    """
+    return b"".join(bytes([len(key)]) + key for key in keys)
+
+
+def unpack_keys(data: bytes) -> list[bytes]:
+    """Return the keys in a record of `Kind.KEYS`, in order."""
+    keys, at = [], 0
+    while at < len(data):
+        end = at + 1 + data[at]
+        keys.append(data[at + 1 : end])
+        at = end
+    return keys
 
 
 class CommandDigest:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from tartlet_runtime.journal.records import Kind
+from tartlet_runtime.journal.records import Kind, pack_keys
 from tartlet_runtime.program.inbox import Inbox
 from tartlet_runtime.program.recorder import Recorder
 
 MAX_KEY_BYTES: Final = 64
 _KEPT_KEYS: Final = 4096
+_KEYS_SHARE: Final = 4
+"""The part of a journal that keys of earlier runs may take at its beginning: the inverse."""
 
 
 class Mail:
@@ -33,6 +35,22 @@ class Mail:
         after = Mail(inbox)
         after._keys = self._keys
         return after
+
+    def record(self, recorder: Recorder, limit_bytes: int) -> None:
+        """Record the keys in the journal of the program's next run: the last ones, up to a quarter of `limit_bytes`.
+
+        Raises:
+            JournalFull: they don't fit what the journals of all programs may take.
+        """
+        room = limit_bytes // _KEYS_SHARE
+        keys: list[bytes] = []
+        for key in reversed(self._keys):
+            room -= 1 + len(key)
+            if room < 0:
+                break
+            keys.append(key)
+        if keys:
+            recorder.record(0, pack_keys(reversed(keys)), kind=Kind.KEYS)
 
     def take(self, message: bytes, key: bytes, recorder: Recorder | None, clock_ns: int) -> None:
         """Take a message, unless one of the same key was taken before; "" is no key.

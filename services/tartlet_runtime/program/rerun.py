@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tartlet_common.abi import HEADER_BYTES, HEADER_STRUCT, RECORD_BYTES, RECORD_STRUCT, Event, Flag, Op, Record
 from tartlet_common.errors.registry import TartletError
-from tartlet_runtime.journal.records import JournalRecord, Kind
+from tartlet_runtime.journal.records import JournalRecord, Kind, unpack_keys
 
 _FAILURE = int(Event.FAILURE)
 _TIMER = int(Event.TIMER)
@@ -51,6 +51,8 @@ class Rerun:
                 key_end = 1 + record.delivery[0]
                 rerun.keys.append(record.delivery[1:key_end])
                 rerun.messages.append(record.delivery[key_end:])
+            elif record.kind == Kind.KEYS:
+                rerun.keys += unpack_keys(record.delivery)
             elif record.kind == Kind.END and rerun.end is None:
                 rerun.end = read_end(record.delivery)
         return rerun

@@ -70,7 +70,8 @@ class Continuing:
             return
         self._recording.begin_anew(before.recorder, after)
         assert after.recorder is not None
-        for message in messages:
+        after.mail.record(after.recorder, after.spec.limits.journal_bytes)
+        for message in messages:  # without their keys, which are among those of the mail
             after.recorder.record(0, bytes(1) + message, kind=Kind.MESSAGE)
         after.recorder.begin()
         after.recorder.inherit(before.recorder)

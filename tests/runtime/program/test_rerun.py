@@ -6,7 +6,7 @@ import json
 
 from tartlet_common.abi import RECORD_STRUCT, Event, Flag, Op, Record
 from tartlet_common.errors.registry import ProgramKilled
-from tartlet_runtime.journal.records import JournalRecord, Kind
+from tartlet_runtime.journal.records import JournalRecord, Kind, pack_keys
 from tartlet_runtime.program.inbox import TIMER_DELIVERY, pack_delivery
 from tartlet_runtime.program.rerun import Rerun
 
@@ -52,13 +52,14 @@ def test_what_was_taken_read_and_heard_is_that_of_the_last_records() -> None:
     rerun = Rerun.of(
         [
             told((Event.RESULT, 1), at_ns=10, heard=3, read_to=2),
+            JournalRecord(0, b"", pack_keys([b"before", b"long" * 16]), kind=Kind.KEYS),
             JournalRecord(15, b"", b"\2k1hello", kind=Kind.MESSAGE),
             JournalRecord(20, b"digest00", TIMER_DELIVERY, 5, 1),
             JournalRecord(30, b"", b"\0plain", kind=Kind.MESSAGE),
         ]
     )
     assert (rerun.heard, rerun.read_to, rerun.waited_ns, rerun.clock_ns) == (5, 2, 20, 30)
-    assert (rerun.messages, rerun.keys) == ([b"hello", b"plain"], [b"k1", b""])
+    assert (rerun.messages, rerun.keys) == ([b"hello", b"plain"], [b"before", b"long" * 16, b"k1", b""])
     assert len(rerun.deliveries) == 2
     assert rerun.end is None
     assert 0 not in rerun.answered, "a timer answers nobody"

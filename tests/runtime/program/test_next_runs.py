@@ -1,0 +1,54 @@
+"""What the journal of a program's next run tells whoever takes the program over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tartlet_common.errors.registry import InvalidSource
+from tartlet_protos import programs_pb2
+from tartlet_runtime.journal.records import ParsedJournal, parse_journal
+from tartlet_runtime.program.rerun import Rerun
+from tests.runtime.harness import PYTHON, Stream, launch_spec, running
+
+
+def journals_of(directory: Path) -> list[ParsedJournal]:
+    found = []
+    for path in directory.glob("slot-*"):
+        try:
+            found.append(parse_journal(path.read_bytes(), path.name))
+        except InvalidSource:
+            continue
+    return found
+
+
+SECOND = b"""
+import asyncio, inferlet
+async def main(args):
+    if args:
+        inferlet.send("waits")
+        await asyncio.sleep(100)
+    inferlet.send(await inferlet.receive())
+    inferlet.continue_as_new(["second"])
+"""
+
+
+@pytest.mark.usefixtures("python_component")
+async def test_the_next_run_s_journal_knows_the_keys_of_taken_and_of_untaken_messages(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        stream = Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=[launch_spec(PYTHON, SECOND)])))
+        program_id = (await stream.next(30)).program_id
+        items = [
+            programs_pb2.SendItem(program_id=program_id, message=message, key=key)
+            for message, key in ((b"taken", b"K1"), (b"untaken", b"K2"), (b"plain", b""))
+        ]
+        reply = await rig.stub.Send(programs_pb2.SendRequest(items=items))
+        assert not any(error.number for error in reply.errors)
+        while (await stream.next(30)).data != b"waits":
+            pass
+        (parsed,) = journals_of(run_dir / "journals")
+        assert parsed.header.args == ("second",)
+        rerun = Rerun.of(parsed.records)
+        assert rerun.messages == [b"untaken", b"plain"]
+        assert [key for key in rerun.keys if key] == [b"K1", b"K2"]
