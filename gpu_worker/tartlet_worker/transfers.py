@@ -18,6 +18,13 @@ from torch import Tensor
 I32 = npt.NDArray[np.int32]
 _FIRST_WORDS: Final = 1 << 14
 """int32 numbers of an arena at first; an arena grows to what a copy needs."""
+_ALIGNED: Final = 64
+"""int32 numbers between the starts of arrays that travel in one copy. Triton compiles a kernel again for a pointer that
+isn't at a multiple of 16 bytes."""
+_MOST_PINNED_BYTES: Final = 16 << 20
+"""Of bytes in one copy. Larger ones are rare, and an arena keeps what it has grown to."""
+
+_PADDING: Final = np.zeros(_ALIGNED, np.int32)
 
 
 class _Arena:
@@ -70,15 +77,29 @@ class Transfers:
         self._down = [_Arena(), _Arena()] if self._pinned else []
 
     def up(self, parts: Sequence[npt.NDArray[np.generic]]) -> list[Tensor]:
-        """Copy arrays of integers to the device in one copy; return them there as flat int32 tensors."""
+        """Copy arrays of integers to the device in one copy; return them there as flat int32 tensors.
+
+        Each starts at a multiple of 256 bytes.
+        """
         flat = [np.ascontiguousarray(part, np.int32).reshape(-1) for part in parts]
-        total = sum(map(len, flat))
+        rooms = [-(-len(part) // _ALIGNED) * _ALIGNED for part in flat]
+        spaced = [array for part in flat for array in (part, _PADDING[: -len(part) % _ALIGNED])]
         if not self._pinned:
-            whole = torch.from_numpy(np.concatenate(flat)).to(self._device)
+            whole = torch.from_numpy(np.concatenate(spaced)).to(self._device)
         else:
-            whole = torch.empty(total, dtype=torch.int32, device=self._device)
-            self._send(flat, whole)
-        return list(whole.split([len(part) for part in flat]))
+            whole = torch.empty(sum(rooms), dtype=torch.int32, device=self._device)
+            self._send(spaced, whole)
+        return [view[: len(part)] for view, part in zip(whole.split(rooms), flat, strict=True)]
+
+    def up_bytes(self, values: npt.NDArray[np.uint8]) -> Tensor:
+        """Copy bytes to the device; return them there as a flat uint8 tensor."""
+        flat = np.ascontiguousarray(values).reshape(-1)
+        if not self._pinned or flat.nbytes > _MOST_PINNED_BYTES:
+            return torch.from_numpy(flat).to(self._device)
+        words = np.zeros(-(-len(flat) // 4), np.int32)
+        words.view(np.uint8)[: len(flat)] = flat
+        (there,) = self.up([words])
+        return there.view(torch.uint8)[: len(flat)]
 
     def up_into(self, target: Tensor, parts: Sequence[npt.NDArray[np.generic]]) -> list[Tensor]:
         """Copy arrays of integers into a flat int32 tensor of the device, one behind the other; return their views.

@@ -24,14 +24,13 @@ from tartlet_worker.attention.seen_rows import SeenRows
 from tartlet_worker.attention.shape import Shape, Shapes, classify
 from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.csr import I64, indptr_of, owners, take, within
+from tartlet_worker.transfers import Transfers
 
 WORKSPACE_BYTES = 256 << 20
 """Room for partial results of each 32 heads, shared by all wrappers: kernels of one stream run one after the other."""
 PLAN_BYTES = 8 << 20
 """Memory of a wrapper's plan on the device."""
 NO_WINDOW = 2**31 - 1
-_ALIGNED = 64
-"""Integers between the starts of arrays that travel in one copy: each starts at a multiple of 256 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +87,7 @@ class FlashInfer:
         self._cores = config.group in CORE_GROUPS
         with torch.inference_mode(mode=False):
             self._workspace = torch.zeros(WORKSPACE_BYTES * -(-config.heads // 32), dtype=torch.uint8, device=device)
+        self._transfers = Transfers(device)
         self._seen = SeenRows(page_size, device)
         self._wrappers: dict[tuple[Shape, int | None], Any] = {}
         self._planned: dict[Any, torch.cuda.Event] = {}  # by what is planned: its last plan has left the host
@@ -134,7 +134,7 @@ class FlashInfer:
         indptr = batch.query_indptr
         if chosen[-1] - chosen[0] + 1 == len(chosen):
             return slice(int(indptr[chosen[0]]), int(indptr[chosen[-1] + 1]))
-        return torch.from_numpy(take(indptr, chosen)[0]).to(self._device)
+        return self._transfers.up([take(indptr, chosen)[0]])[0].long()
 
     def _lists(self, batch: AttentionBatch, shapes: Shapes, chosen: I64) -> Lists:
         """Make the page lists of commands. Pages of tables are read on the device, so their lists aren't sent."""
@@ -148,7 +148,7 @@ class FlashInfer:
         listed_indptr = indptr_of(number[listed])
         flat = shapes.pages[row[listed][owners(listed_indptr)], within(listed_indptr)]
         table = np.full(len(chosen), -1) if batch.tables is None else batch.tables.table[chosen]
-        position, pages, *sent = self._sent([batch.query_position[tokens], flat, table, start, indptr])
+        position, pages, *sent = self._transfers.up([batch.query_position[tokens], flat, table, start, indptr])
         indices = pages if len(listed) == len(chosen) else self._indices(batch, pages, *sent, total=int(indptr[-1]))
         return Lists(
             indptr=_host(indptr),
@@ -174,15 +174,6 @@ class FlashInfer:
         of_list = pages[(start[command] + rank).clamp(max=len(pages) - 1)]
         return torch.where(table[command] >= 0, of_table, of_list)
 
-    def _sent(self, parts: list[np.ndarray]) -> list[Tensor]:
-        """Return arrays as int32 on the device, as parts of one copy."""
-        padded = [np.zeros(-(-len(part) // _ALIGNED) * _ALIGNED, np.int32) for part in parts]
-        for room, part in zip(padded, parts, strict=True):
-            room[: len(part)] = part
-        whole = torch.from_numpy(np.concatenate(padded)).to(self._device)
-        views = whole.split([len(room) for room in padded])
-        return [view[: len(part)] for view, part in zip(views, parts, strict=True)]
-
     def _part(self, shape: Shape, batch: AttentionBatch, shapes: Shapes, chosen: I64, tokens: slice | Tensor) -> Part:
         lists = self._lists(batch, shapes, chosen)
         if shape == Shape.SEEN:  # the window is an argument of the kernel, so one plan serves all layers
@@ -202,7 +193,7 @@ class FlashInfer:
                 self._plan_prefill(shape, window, lists, causal=True, window_left=_left(window))
             else:
                 masks = [shapes.mask(batch, b, window).reshape(-1) for b in chosen.tolist()]
-                mask = torch.from_numpy(np.concatenate(masks)).to(self._device)
+                mask = self._transfers.up_bytes(np.concatenate(masks).view(np.uint8)).view(torch.bool)
                 self._plan_prefill(shape, window, lists, custom_mask=mask)
         return Part(tokens, {window: self._wrappers[shape, window] for window in self._windows}, _nothing)
 
@@ -242,7 +233,7 @@ class FlashInfer:
         if self._shared is None or len(self._shared.indices) < rows.pages.numel():
             with torch.inference_mode(mode=False):
                 indices = torch.zeros(rows.pages.numel(), dtype=torch.int32, device=self._device)
-            self._shared = Shared(indices)
+            self._shared = Shared(indices, self._transfers)
 
         def plan(wrapper: Any, window: int | None, indptr: Tensor, indices: Tensor, last_page: Tensor) -> None:
             self._plan_decode(wrapper, ("graphs", window), window, indptr, indices, last_page)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tartlet_worker.attention.base import PlanChanged, StaticRows
 from tartlet_worker.csr import indptr_of
+from tartlet_worker.transfers import Transfers
 
 
 @dataclass(slots=True)
@@ -20,6 +21,7 @@ class Shared:
     """What the graphs of all numbers of rows share: only one of them is planned and runs at a time."""
 
     indices: Tensor  # int32, room for the pages of all rows
+    transfers: Transfers
     device_ints: dict[int | None, Tensor] = field(default_factory=dict)  # by window: where plans lie
     host_ints: dict[int | None, Tensor] = field(default_factory=dict)  # by window: pinned, where plans are made
 
@@ -73,7 +75,7 @@ class FlashInferStatic:
         """
         indptr = indptr_of(num_pages.astype(np.int64))
         total = int(indptr[-1])
-        starts = torch.from_numpy(indptr).to(self._device)
+        starts = self._shared.transfers.up([indptr])[0].long()
         row = torch.repeat_interleave(
             torch.arange(len(num_pages), device=self._device), starts.diff(), output_size=total
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tartlet_worker.csr import I64
 from tartlet_worker.pools import FAR
+from tartlet_worker.transfers import Transfers
 
 _FIRST_PAGES = 1024
 
@@ -23,6 +24,7 @@ class SeenRows:
 
     def __init__(self, page_size: int, device: str) -> None:
         self._page_size, self._device = page_size, device
+        self._transfers = Transfers(device)
         self.sent = 0  # rows so far
         self._grow(_FIRST_PAGES)
 
@@ -54,6 +56,6 @@ class SeenRows:
         if len(changed):
             self.sent += len(changed)
             self._there[page[changed]] = wanted[changed]
-            where = torch.from_numpy(page[changed].astype(np.int64)).to(self._device)
-            self.rows.index_copy_(0, where, torch.from_numpy(wanted[changed]).to(self._device))
+            where, sent = self._transfers.up([page[changed], wanted[changed]])
+            self.rows.index_copy_(0, where.long(), sent.view(-1, self._page_size))
         return set(command[differs].tolist())

@@ -33,7 +33,7 @@ def merge(top, total, sums, other_top, other_total, other_sums):
     return best, total, sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width", "listed_width", "window", "runs"])
 def attend(
     q, keys, values, out, run_top, run_total, run_sums,
     tiles, query_position, listed, positions, tables, masks,

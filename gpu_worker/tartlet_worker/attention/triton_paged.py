@@ -18,6 +18,7 @@ from torch import Tensor
 from tartlet_worker.attention.base import AttentionBatch, StaticRows
 from tartlet_worker.attention.triton_kernels import BLOCK, RUN, TILE_FIELDS, attend, join_runs
 from tartlet_worker.attention.triton_static import TritonStatic, reaches, tiles_of
+from tartlet_worker.transfers import Transfers
 
 LOW_TILE, HIGH_TILE = 16, 64
 """Rows of a tile: the least that tensor cores take, and those of a prefill."""
@@ -40,7 +41,7 @@ class Prepared:
     listed: Tensor  # [R, width] int32 pages
     positions: Tensor  # [R, width * page_size] int32
     tables: Tensor  # [tables, width] int32
-    masks: Tensor | None  # [tokens of masked commands, width * page_size] uint8
+    masks: Tensor | None  # uint8, [tokens of masked commands, width * page_size] flat
     width: int  # pages of a row of `listed`
     rows: int  # of a tile
     runs: int  # of the longest command
@@ -60,7 +61,8 @@ class TritonPaged:
             group: query heads that share one key head.
             batch_invariant: take tiles of one height, so that a row's bits don't depend on its batch.
         """
-        self._kv_heads, self._device, self._group, self._invariant = kv_heads, device, group, batch_invariant
+        self._kv_heads, self._group, self._invariant = kv_heads, group, batch_invariant
+        self._transfers = Transfers(device)
 
     def reaches(self, rows: int, most: int) -> tuple[int, ...]:
         """See `GraphAttention.reaches`."""
@@ -96,7 +98,7 @@ class TritonPaged:
         tiles, masks = self._tiles(batch, counts, rows)
         columns = tiles[:, 3]
         parts = [tiles, batch.query_position, batch.pages, batch.column_position]
-        sent = self._sent([np.ascontiguousarray(part, np.int32).reshape(-1) for part in parts])
+        sent = self._transfers.up(parts)
         tables = sent[2] if batch.tables is None else batch.tables.pools.table_rows()
         return Prepared(
             tiles=sent[0].view(-1, TILE_FIELDS),
@@ -104,7 +106,7 @@ class TritonPaged:
             listed=sent[2],
             positions=sent[3],
             tables=tables,
-            masks=None if masks is None else torch.from_numpy(masks).to(self._device),
+            masks=None if masks is None else self._transfers.up_bytes(masks),
             width=batch.pages.shape[1],
             rows=rows,
             runs=-(-int(columns.max(initial=1)) // RUN),
@@ -140,11 +142,6 @@ class TritonPaged:
             tiles[mine, 5] = offset + rank[mine] * height
             offset += len(mask)
         return tiles, np.concatenate(list(batch.allowed.values())).view(np.uint8)
-
-    def _sent(self, parts: list[npt.NDArray[np.int32]]) -> list[Tensor]:
-        """Return arrays on the device, as parts of one copy."""
-        whole = torch.from_numpy(np.concatenate(parts)).to(self._device)
-        return list(whole.split([len(part) for part in parts]))
 
     def run(self, prepared: Prepared, q: Tensor, kv: Tensor, window: int | None) -> Tensor:
         """See `Attention.run`."""
