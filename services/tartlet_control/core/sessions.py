@@ -125,7 +125,7 @@ class Runtimes:
             if request.adopts:
                 self.takeovers.adopt(session, request)
                 return
-            if request.running and not self.takeovers.give_back(request):
+            if request.running and not self.takeovers.give_back(session, request):
                 raise Superseded(program=request.program_id)
             if request.idempotency_key and not request.running and self._may_be_known(request, now):
                 self._waiting.append((session, request))

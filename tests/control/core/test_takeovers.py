@@ -113,6 +113,41 @@ def test_of_two_runtimes_that_were_named_only_the_last_one_is_the_owner() -> Non
     assert isinstance(third.outbox.notices.started[-1][1], UnknownProgram)
 
 
+@pytest.mark.parametrize("late_is_owner", [True, False])
+def test_of_two_runtimes_that_announce_a_program_the_one_with_the_higher_epoch_goes_on(late_is_owner: bool) -> None:
+    core = Host().core
+    epochs = (1, 2) if late_is_owner else (2, 1)
+    copies = [StartRequest(n + 4, "p", running=True, history=True, durable=True, epoch=epochs[n]) for n in range(2)]
+    sessions = [core.on_runtime(f"rt{n}", "one", f"unix:rt{n}", [copies[n]], journals="store") for n in range(2)]
+    owner, stale = sessions[::-1] if late_is_owner else sessions
+    told = [*stale.outbox.notices.kills, *((h, e) for h, e, _ in stale.outbox.notices.started if e is not None)]
+    assert [(handle, type(error)) for handle, error in told] == [(4 if late_is_owner else 5, Superseded)]
+    assert not owner.outbox.notices.kills
+    assert [error for _, error, _ in owner.outbox.notices.started] == [None]
+    assert core.lifecycle.programs["p"].session is owner
+    assert not stale.programs
+    assert core.lifecycle.locate("p", EVERYONE)[0] == owner.address
+    core.lose_runtime(owner)
+    assert core.takeovers.orphans["p"].epoch == 3
+    core.check_ledgers()
+
+
+def test_an_owner_that_control_did_not_know_keeps_a_program_that_was_offered_to_others() -> None:
+    core = Host().core
+    stale = StartRequest(1, "p", running=True, history=True, durable=True, epoch=1)
+    first = core.on_runtime("rt1", "one", "unix:rt1", [stale], journals="store")
+    core.lose_runtime(first)
+    named = core.on_runtime("rt2", "one", "unix:rt2", [], journals="store")
+    epoch = taken(named)[1]
+    owner = core.on_runtime("rt3", "one", "unix:rt3", [replace(stale, epoch=epoch)], journals="store")
+    assert core.lifecycle.programs["p"].session is owner
+    again = core.on_runtime("rt1", "one", "unix:rt1", [stale], journals="store")
+    assert isinstance(again.outbox.notices.started[-1][1], Superseded)
+    core.on_start(named, StartRequest(1, "p", durable=True, adopts=True, epoch=epoch))
+    assert isinstance(named.outbox.notices.started[-1][1], UnknownProgram)
+    assert core.lifecycle.programs["p"].session is owner
+
+
 def test_a_program_ends_when_nobody_can_take_it() -> None:
     host, guest = durable_host()
     set_up(guest)

@@ -104,15 +104,25 @@ class Takeovers:
                 orphan.epoch += 1
                 session.outbox.notices.takeovers.append((orphan.program_id, orphan.epoch))
 
-    def give_back(self, request: StartRequest) -> bool:
-        """Return whether a runtime may go on with a program that it runs: not if control has named another one."""
+    def give_back(self, session: RuntimeSession, request: StartRequest) -> bool:
+        """Return whether a runtime may go on with a program that it runs: not if another runtime is the owner.
+
+        The owner is the runtime with the highest epoch. Another runtime's copy that control knows ends in `Superseded`.
+        """
+        program = self._lifecycle.programs.get(request.program_id)
         orphan = self.orphans.get(request.program_id)
         if orphan is None:
+            if program is None or program.session is session or not program.epoch | request.epoch:
+                return True
+            if request.epoch <= program.epoch:
+                return False
+            program.session.outbox.notices.kills.append((program.handle, Superseded(program=program.id)))
+            self._lifecycle.forget(program, None)
             return True
-        if orphan.named is not None or not request.history:
+        least = orphan.epoch if program is None or orphan.named is not None else program.epoch
+        if request.epoch < least or not request.history:
             return False
         del self.orphans[request.program_id]
-        program = self._lifecycle.programs.get(request.program_id)
         if program is not None:  # what it was told meanwhile was told to nobody, and its history is its state
             self._lifecycle.forget(program, None)
         return True
