@@ -156,6 +156,7 @@ class Lifecycle:
         program.account = Program(self.started, key, arrived_s=now, last_arrival_s=now)
         self.started += 1
         self.programs[program.id] = program
+        self.ended_at.pop(program.id, None)  # of its run before
         self._of_tenant[program.tenant] = self._of_tenant.get(program.tenant, 0) + 1
         self.keys.add(request.tenant, request.idempotency_key, program.id)
         session.programs[program.handle] = program

@@ -10,8 +10,9 @@ import pytest
 from tartlet_common.abi import Op
 from tartlet_common.errors.registry import Overloaded, RuntimeLost, Superseded, UnknownProgram
 from tartlet_common.rpc.tenancy import EVERYONE
+from tartlet_control.core import lifecycle
 from tartlet_control.core.core import UNRECORDED
-from tartlet_control.core.lifecycle import StartRequest
+from tartlet_control.core.lifecycle import Kept, StartRequest
 from tartlet_control.core.runtimes.takeovers import ALL_COMMANDS, RETRY_S
 from tartlet_control.tables.outbox import Adopted
 from tartlet_control.tables.programs import RuntimeSession
@@ -199,6 +200,40 @@ def test_the_end_of_a_program_is_told_by_another_runtime_for_whoever_asks() -> N
     assert other.outbox.notices.adopted == [Adopted(7, ALL_COMMANDS, 0.0)]
     assert other.outbox.notices.settled == [replace(guest.settled, handle=7)]
     assert core.lifecycle.locate("p", EVERYONE)[0] == "unix:rt2"
+
+
+def test_who_asks_for_a_program_that_runs_again_leaves_it_alone() -> None:
+    host, guest = durable_host()
+    set_up(guest)
+    host.end(guest)
+    core = host.core
+    other = core.on_runtime("rt2", "two", "unix:rt2", [], journals="store")
+    host.start("p", durable=True, epoch=1)
+    core.lose_runtime(host.session)
+    program_id, epoch = taken(other)
+    core.on_start(other, StartRequest(7, program_id, durable=True, adopts=True, epoch=epoch))
+    core.takeovers.recall("p")
+    assert not core.takeovers.orphans
+    assert not other.outbox.notices.takeovers
+    assert core.lifecycle.locate("p", EVERYONE)[0] == "unix:rt2"
+    assert "p" not in core.lifecycle.ended_at, "it would be taken for one that has ended"
+
+
+def test_an_end_that_control_has_forgotten_meanwhile_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "ENDED_KEPT", 2)
+    host, guest = durable_host()
+    set_up(guest)
+    host.end(guest)
+    core = host.core
+    other = core.on_runtime("rt2", "two", "unix:rt2", [], journals="store")
+    core.lose_runtime(host.session)
+    core.takeovers.recall("p")
+    epoch = taken(other)[1]
+    core.on_kept(other, [Kept("later"), Kept("still later")])
+    core.on_start(other, StartRequest(7, "p", durable=True, adopts=True, epoch=epoch))
+    assert isinstance(other.outbox.notices.started[-1][1], UnknownProgram)
+    assert not other.outbox.notices.adopted
+    assert not core.takeovers.orphans
 
 
 def test_a_kill_reaches_the_next_runtime() -> None:

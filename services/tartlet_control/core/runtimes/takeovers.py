@@ -87,6 +87,8 @@ class Takeovers:
     def recall(self, program_id: str) -> None:
         """Let a runtime tell the end of an ended program whose runtime is gone."""
         ended = self._lifecycle.ended_at.get(program_id)
+        if program_id in self._lifecycle.programs:
+            return
         if ended is not None and ended.session is self._nowhere and program_id not in self.orphans:
             self.orphans[program_id] = Orphan(program_id, ended.journals, ended.epoch, self._clock.now())
             self.name_owners()
@@ -132,7 +134,7 @@ class Takeovers:
 
         Raises:
             Superseded: another runtime was named since.
-            UnknownProgram: control knows no such program without a runtime.
+            UnknownProgram: control knows no such program without a runtime, or has forgotten the program's end.
         """
         orphan = self.orphans.get(request.program_id)
         if orphan is None:
@@ -161,7 +163,9 @@ class Takeovers:
 
     def _tell_end(self, session: RuntimeSession, request: StartRequest, orphan: Orphan) -> None:
         """Let a runtime tell the end of a program that control has settled before."""
-        ended = self._lifecycle.ended_at[orphan.program_id]
+        ended = self._lifecycle.ended_at.get(orphan.program_id)
+        if ended is None:  # too many programs have ended since
+            raise UnknownProgram(program=orphan.program_id)
         self._lifecycle.ended_at[orphan.program_id] = replace(ended, session=session, epoch=orphan.epoch)
         session.outbox.notices.adopted.append(Adopted(request.handle, ALL_COMMANDS, 0.0))
         if ended.settled is not None:
