@@ -94,6 +94,13 @@ class Engine(ApiModel):
     )
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads.")
     batch_invariant: bool = Field(default=False, description="Compute the same bits whatever else is in the batch.")
+    attention: Literal["auto", "flashinfer", "triton", "torch-gather"] = Field(
+        default="auto",
+        description="How a CUDA device attends; `auto`: flashinfer where it serves the model, else triton.",
+    )
+    graphs: Literal["auto", "on", "off"] = Field(
+        default="auto", description="Capture decode steps as CUDA graphs; `auto`: where attention can be captured."
+    )
 
 
 SHORT_TOKENS: Final = 2048

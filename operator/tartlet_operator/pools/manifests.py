@@ -201,8 +201,12 @@ def environment(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> l
         "LOG_FORMAT": defaults.log_format,
         "LOG_LEVEL": defaults.log_level,
     }
-    if host_kv_bytes := _host_kv_bytes(spec):  # only then: another variable would restart each pool at an upgrade
+    # Only if they are set: other variables would restart each pool at an upgrade.
+    if host_kv_bytes := _host_kv_bytes(spec):
         values["HOST_KV_BYTES"] = host_kv_bytes
+    values |= {
+        name: value for name, value in (("ATTENTION", engine.attention), ("GRAPHS", engine.graphs)) if value != "auto"
+    }
     if engine.backend == "Torch":
         values["MODEL"] = model_parts.directory(spec.model)
     if defaults.tls_secret:

@@ -53,13 +53,15 @@ def test_every_engine_field_reaches_the_worker() -> None:
         "maxBatchCommands": 40,
         "threads": 5,
         "batchInvariant": True,
+        "attention": "triton",
+        "graphs": "off",
     }
     model = {"name": "m", "path": "a/b", "volumeClaim": {"claimName": "models"}}
     p = EnginePool.model_validate({"spec": {"model": model, "engine": engine, "drain": {"graceSeconds": 77}}})
     s = settings_of(p)
     assert (s.engine, s.model_name, str(s.model)) == ("torch", "m", "/models/a/b")
     assert (s.device, s.dtype, s.page_size, s.kv_memory_bytes) == ("cuda:1", "float32", 8, 2 << 30)
-    assert s.host_kv_bytes == 3 << 30
+    assert (s.host_kv_bytes, s.attention, s.graphs) == (3 << 30, "triton", "off")
     assert (s.num_embeds, s.num_slots, s.max_batch_tokens, s.max_batch_commands) == (100, 200, 300, 40)
     assert (s.threads, s.batch_invariant, s.drain_grace_s) == (5, True, 77)
     assert (s.control, s.engine_id, str(s.tls_certificate)) == ("c:7443", "pod-0", "/etc/tartlet/tls/tls.crt")
@@ -126,7 +128,8 @@ def test_pages_on_the_host_are_counted_in_the_memory_that_a_pool_names() -> None
     assert limited["containers"][0]["resources"] == {"limits": {"memory": str(2 << 30)}}
     without = pod(pool(model=model, resources=resources))["containers"][0]
     assert without["resources"] == resources
-    assert "TARTLET_WORKER_HOST_KV_BYTES" not in {e["name"] for e in without["env"]}
+    unset = {f"TARTLET_WORKER_{name}" for name in ("HOST_KV_BYTES", "ATTENTION", "GRAPHS")}
+    assert not unset & {e["name"] for e in without["env"]}
 
 
 def test_a_rollout_adds_before_it_removes_and_leaves_time_to_drain() -> None:
