@@ -161,7 +161,7 @@ def _open_journals(
         stack.push_async_callback(client.aclose)
         store = RedisStore(client, settings.ended_kept_s)
     else:
-        store = files = FileStore(settings.journal_dir, space)
+        store = files = FileStore(settings.journal_dir, space, takeover_grace_s=settings.journal_takeover_s)
         stack.callback(files.close_all)
         if files.leftovers:
             log.warning("kept journals of programs that a runtime left behind: %d", len(files.leftovers))

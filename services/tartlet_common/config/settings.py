@@ -189,6 +189,11 @@ class RuntimeSettings(_Settings):
     commands_in_flight: int = Field(4096, ge=1, description="commands that a program may have in flight")
     journal_bytes: int = Field(64 << 20, ge=1024, description="bytes of a journal, at most")
     journals_bytes: int = Field(2 << 30, ge=1 << 20, description="bytes of all journals on disk, at most")
+    journal_takeover_s: float = Field(
+        60.0,
+        ge=0,
+        description="least seconds that a program's file waits for its next runtime, whatever journals_bytes is",
+    )
     client_grace_s: float = Field(
         5.0, ge=0, le=3600, description="seconds that the client of a run may take to find it at another runtime"
     )

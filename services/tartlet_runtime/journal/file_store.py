@@ -2,29 +2,31 @@
 
 Files are slots that are written over: making and unlinking one for each of 896 launches would cost more than the
 launches (as would truncating them). Slots are named by the process that uses them; `FileStore.leftovers` names what a
-killed runtime left. Owners' epochs stand in the file `takeovers`, one line for each time that a program was taken over.
-Whoever takes a program over holds the lock of that file alone, and whoever appends holds it together with others.
+killed runtime left. A journal takes another's place only when it is whole. Owners' epochs stand in the file
+`takeovers`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
+import re
+import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tartlet_common.config.paths import make_private
 from tartlet_common.errors.registry import DiskFull, InvalidSource, JournalUnavailable, Superseded, UnknownProgram
+from tartlet_runtime.journal.kept_files import KeptFiles
 from tartlet_runtime.journal.records import MAGIC, ParsedJournal, parse_journal
 from tartlet_runtime.journal.space import Space
-from tartlet_runtime.journal.store import FIRST_EPOCH, Listener, Part, StoredJournal, Turn
+from tartlet_runtime.journal.store import Listener, Part, StoredJournal, Turn
+from tartlet_runtime.journal.takeovers import Takeovers
 
 _BIG_SLOT_BYTES = 1 << 20  # a larger one gives its space back
-MAX_KEPT = 1000
-"""Journals kept of programs that failed (or of all, if so configured); the oldest go first."""
+_PROGRAM_ID = re.compile(rb'"program_id":"([^"]*)"')
 
 
 @dataclass(slots=True)
@@ -41,13 +43,23 @@ class FileStore:
     unstored_bytes = 0
     trouble = ""
 
-    def __init__(self, directory: Path, space: Space, pid: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        space: Space,
+        pid: int | None = None,
+        *,
+        takeover_grace_s: float = 60.0,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         """Create `directory` (private); slots that a killed runtime left are kept as journals of their programs.
 
         Args:
             directory: of the journals.
             space: the bytes that they may take.
             pid: names this store's slots: its process; None: this one.
+            takeover_grace_s: how long a journal of a program without a runtime is kept for the next one at least.
+            now: seconds since the epoch.
 
         Raises:
             PermissionDenied: somebody else owns the directory.
@@ -60,14 +72,16 @@ class FileStore:
         self._free: list[_Slot] = []
         self._used: dict[str, _Slot] = {}
         self._made = 0
-        self._takeovers = os.open(directory / "takeovers", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._read_bytes = 0  # of `takeovers`
-        self._epochs: dict[str, int] = {}  # of programs that were taken over
-        space.make_room = self._make_room
-        self._kept = sorted(directory.glob("*.journal"), key=lambda path: path.stat().st_mtime)
-        self._kept_sizes = {path: path.stat().st_size for path in self._kept}
-        space.used_bytes += sum(self._kept_sizes.values())
-        self.leftovers = [kept for slot in sorted(directory.glob("slot-*")) if (kept := self._keep_leftover(slot))]
+        self._anew: set[str] = set()  # whose next part takes the journal's place
+        self._dead: dict[str, str] = {}  # the programs of slots of other runtimes that are gone, by the slots' names
+        self._kept = KeptFiles(space, takeover_grace_s, now)
+        self._takeovers = Takeovers(directory / "takeovers")
+        with self._takeovers.lock(alone=True):
+            self._takeovers.hear()
+            for path in sorted(directory.glob("*.journal"), key=lambda path: path.stat().st_mtime):
+                self._kept.find(path)
+            self.leftovers = [kept for slot in sorted(directory.glob("slot-*")) if (kept := self._keep_leftover(slot))]
+            self._takeovers.tidy(self._programs)
 
     async def run(self) -> None:
         """Return at once: `append` does the work."""
@@ -82,18 +96,16 @@ class FileStore:
         Raises:
             DiskFull: no file can be made.
         """
-        self._used[program_id] = self._free.pop() if self._free else self._new_slot()
+        self._used[program_id] = self._any_slot()
 
     def begin_anew(self, program_id: str) -> None:
-        """Write over the program's slot from its beginning on."""
-        slot = self._used.get(program_id)
-        if slot is not None:
-            self._clear(self._used.pop(program_id))
-            self.open(program_id)
+        """Let the program's next part take the place of its journal, which stays until then."""
+        if program_id in self._used:
+            self._anew.add(program_id)
 
     def append(self, turn: Turn) -> None:
         """Write a turn, one `write` a program."""
-        with self._lock(fcntl.LOCK_SH):
+        with self._takeovers.lock(alone=False):
             self._hear_of_takeovers()
             for part in turn.parts:
                 self._append(part)
@@ -103,7 +115,7 @@ class FileStore:
         slot = self._used.get(part.program_id)
         if slot is None:
             return
-        if self._epochs.get(part.program_id, FIRST_EPOCH) > part.epoch:
+        if self._takeovers.epoch(part.program_id) > part.epoch:
             self._listener.refused(part.program_id, Superseded(program=part.program_id))
             return
         data = part.data
@@ -112,25 +124,45 @@ class FileStore:
                 detail = "its file is shorter than what was written"
                 self._listener.refused(part.program_id, JournalUnavailable(detail=detail))
                 return
-            while data:
-                written = os.pwrite(slot.fd, data, slot.at)
-                slot.at += written
-                data = data[written:]
+            if part.program_id in self._anew:
+                self._replace(part.program_id, data)
+            else:
+                _write(slot, data)
+        except DiskFull as e:
+            self._listener.refused(part.program_id, e)
         except OSError as e:
             self._listener.refused(part.program_id, DiskFull(path=slot.path.name, detail=e.strerror))
+
+    def _replace(self, program_id: str, data: bytes) -> None:
+        """Put a whole journal in the place of a program's slot."""
+        slot, fresh = self._used[program_id], self._any_slot()
+        try:
+            _write_whole(fresh, data)
+            fresh.path.rename(slot.path)
+        except OSError:
+            self._clear(fresh)
+            raise
+        os.close(slot.fd)
+        fresh.path = slot.path
+        self._used[program_id] = fresh
+        self._anew.discard(program_id)
 
     def drop(self, program_id: str) -> None:
         """No-op: all that was appended is stored."""
 
     def close(self, program_id: str, *, keep: bool) -> None:
         """Rename an ended program's journal to `<program id>.journal`, or write over its slot."""
+        self._close(program_id, keep=keep, waits=False)
+
+    def _close(self, program_id: str, *, keep: bool, waits: bool) -> None:
         slot = self._used.pop(program_id)
+        self._anew.discard(program_id)
         if keep:
             with contextlib.suppress(OSError):  # a full disk keeps what fits
                 os.ftruncate(slot.fd, slot.at)
             os.close(slot.fd)
             slot.path.rename(self.path(program_id))
-            self._keep(self.path(program_id), slot.at)
+            self._kept.add(self.path(program_id), slot.at, waits=waits)
             return
         self._clear(slot)
 
@@ -138,9 +170,9 @@ class FileStore:
         """Keep a journal for its next owner, or drop it if that has copied it."""
         if program_id not in self._used:
             return
-        with self._lock(fcntl.LOCK_SH):
+        with self._takeovers.lock(alone=False):
             self._hear_of_takeovers()
-            self.close(program_id, keep=self._epochs.get(program_id, FIRST_EPOCH) <= epoch)
+            self._close(program_id, keep=self._takeovers.epoch(program_id) <= epoch, waits=True)
 
     def forget(self, program_id: str) -> None:
         """No-op: what is still there is kept for a replay."""
@@ -168,24 +200,27 @@ class FileStore:
             Superseded: somebody else has become the owner with this epoch or a later one.
             DiskFull: the journal can't be copied.
         """
-        with self._lock(fcntl.LOCK_EX):
+        with self._takeovers.lock(alone=True):
             self._hear_of_takeovers()
-            if self._epochs.get(program_id, FIRST_EPOCH) >= epoch:
+            if self._takeovers.epoch(program_id) >= epoch:
                 raise Superseded(program=program_id)
-            path, parsed = self._find(program_id)
-            data = path.read_bytes()[: parsed.size]
-            if program_id in self._used:  # this runtime was its owner before
-                self._clear(self._used.pop(program_id))
-            self.open(program_id)
-            slot = self._used[program_id]
+            path, data = self._find(program_id)
+            slot = self._any_slot()
             try:
-                slot.at = os.pwrite(slot.fd, data, 0)
-                os.write(self._takeovers, f"{program_id} {epoch}\n".encode())
+                _write_whole(slot, data)
+                self._takeovers.add(program_id, epoch)
             except OSError as e:
-                self._clear(self._used.pop(program_id))
+                self._clear(slot)
                 raise DiskFull(path=slot.path.name, detail=e.strerror) from e
-            if path in self._kept_sizes:
-                self._forget(path)
+            before = self._used.get(program_id)  # this runtime was its owner before
+            self._used[program_id] = slot
+            self._anew.discard(program_id)
+            if before is not None:
+                self._clear(before)
+            self._kept.delete(self.path(program_id))
+            if path.name in self._dead:
+                path.unlink(missing_ok=True)
+            self._takeovers.tidy(self._programs)
         return StoredJournal(epoch, data)
 
     async def read(self, program_id: str) -> StoredJournal:
@@ -194,71 +229,69 @@ class FileStore:
         Raises:
             UnknownProgram: the directory has no such journal.
         """
-        with self._lock(fcntl.LOCK_SH):
+        with self._takeovers.lock(alone=False):
             self._hear_of_takeovers()
-            path, parsed = self._find(program_id)
-            return StoredJournal(self._epochs.get(program_id, FIRST_EPOCH), path.read_bytes()[: parsed.size])
+            return StoredJournal(self._takeovers.epoch(program_id), self._find(program_id)[1])
 
     async def delete(self, program_ids: Iterable[str]) -> None:
         """Delete kept journals."""
         for program_id in program_ids:
             path = self.path(program_id)
-            if path in self._kept_sizes:
-                self._forget(path)
+            if path in self._kept:
+                self._kept.delete(path)
 
-    def _find(self, program_id: str) -> tuple[Path, ParsedJournal]:
+    def _find(self, program_id: str) -> tuple[Path, bytes]:
         """Return the longest journal of a program: earlier owners may have left copies with fewer records.
 
         Raises:
             UnknownProgram: there is none.
         """
-        found: list[tuple[Path, ParsedJournal]] = []
-        for path in (self.path(program_id), *self._directory.glob("slot-*")):
-            with contextlib.suppress(OSError, InvalidSource, ValueError, KeyError, TypeError):
-                if program_id.encode() not in _beginning(path):
-                    continue
-                parsed = parse_journal(path.read_bytes(), path.name)
-                if parsed.header.program_id == program_id:
-                    found.append((path, parsed))
-        if not found:
-            raise UnknownProgram(program=program_id)
-        return max(found, key=lambda one: (one[1].header.start_ns, one[1].size))
+        for _ in range(2):
+            found: list[tuple[tuple[int, int], Path, bytes]] = []
+            for path in self._places(program_id):
+                with contextlib.suppress(OSError, InvalidSource, ValueError, KeyError, TypeError):
+                    data = path.read_bytes()
+                    parsed = parse_journal(data, path.name)
+                    if parsed.header.program_id == program_id:
+                        found.append((_age(parsed), path, data[: parsed.size]))
+            if found:
+                return max(found)[1:]
+            self._dead.clear()  # whose runtime seemed to be gone may have used the slot for another program
+        raise UnknownProgram(program=program_id)
 
-    @contextlib.contextmanager
-    def _lock(self, how: int) -> Iterator[None]:
-        fcntl.flock(self._takeovers, how)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._takeovers, fcntl.LOCK_UN)
+    def _places(self, program_id: str) -> Iterator[Path]:
+        """Yield the files in which a program's journal may be."""
+        yield self.path(program_id)
+        if program_id in self._used:
+            yield self._used[program_id].path
+        yield from [self._directory / name for name, held in self._others().items() if held == program_id]
+
+    def _others(self) -> dict[str, str]:
+        """Return the program of each slot of other runtimes. Slots of those that are gone are read once."""
+        own, others, dead = f"slot-{self._pid}-", dict[str, str](), dict[str, str]()
+        is_gone: dict[str, bool] = {}
+        for name in os.listdir(self._directory):  # noqa: PTH208 - a Path for each of thousands takes longer
+            if not name.startswith("slot-") or name.startswith(own):
+                continue
+            pid = name.split("-")[1]
+            if pid not in is_gone:
+                is_gone[pid] = not Path("/proc", pid).exists()
+            others[name] = self._dead[name] if name in self._dead else _program_of(self._directory / name)
+            if is_gone[pid]:
+                dead[name] = others[name]
+        self._dead = dead
+        return others
+
+    def _programs(self) -> set[str]:
+        """Return the programs whose journals are in the directory."""
+        kept = {path.stem for path in self._directory.glob("*.journal")}
+        return kept | set(self._used) | set(self._others().values())
 
     def _hear_of_takeovers(self) -> None:
-        size = os.fstat(self._takeovers).st_size
-        if size > self._read_bytes:
-            lines = os.pread(self._takeovers, size - self._read_bytes, self._read_bytes).decode()
-            self._read_bytes = size
-            for line in lines.splitlines():
-                program_id, epoch = line.split()
-                self._epochs[program_id] = int(epoch)
+        for program_id in self._takeovers.hear():
+            self._kept.let_go(self.path(program_id))
 
-    # ---- kept journals ------------------------------------------------------------------------------------------
-
-    def _keep(self, path: Path, size: int) -> None:
-        self._kept.append(path)
-        self._kept_sizes[path] = size
-        self._space.used_bytes += size
-        while len(self._kept) > MAX_KEPT:
-            self._forget(self._kept[0])
-        self._make_room()
-
-    def _make_room(self) -> None:
-        while self._kept and self._space.used_bytes > self._space.limit_bytes:
-            self._forget(self._kept[0])
-
-    def _forget(self, path: Path) -> None:
-        self._kept.remove(path)
-        self._space.used_bytes -= self._kept_sizes.pop(path)
-        path.unlink(missing_ok=True)
+    # ---- files --------------------------------------------------------------------------------------------------
 
     def path(self, program_id: str) -> Path:
         """Return the path of a kept journal."""
@@ -272,7 +305,10 @@ class FileStore:
         for slot in self._used.values():
             os.close(slot.fd)
         self._free, self._used = [], {}
-        os.close(self._takeovers)
+        self._takeovers.close()
+
+    def _any_slot(self) -> _Slot:
+        return self._free.pop() if self._free else self._new_slot()
 
     def _new_slot(self) -> _Slot:
         path = self._directory / f"slot-{self._pid}-{self._made}"
@@ -294,20 +330,43 @@ class FileStore:
             slot.unlink(missing_ok=True)  # empty, or torn before its program did anything
             return None
         path = self.path(parsed.header.program_id)
-        if path in self._kept_sizes:  # two owners left copies of one journal: that of the later one has more
-            if self._kept_sizes[path] >= parsed.size:
-                slot.unlink()
-                return None
-            self._forget(path)
+        if path in self._kept:  # two owners left copies of one journal: that of the later one has more
+            with contextlib.suppress(InvalidSource, ValueError, KeyError, TypeError):
+                if _age(parse_journal(path.read_bytes(), path.name)) >= _age(parsed):
+                    slot.unlink()
+                    return None
         slot.rename(path)
-        self._keep(path, parsed.size)
+        self._kept.add(path, parsed.size, waits=True)
         return parsed.header.program_id
 
 
-def _beginning(path: Path) -> bytes:
-    """Return the first bytes of a file, in which a journal's header names its program."""
-    with path.open("rb") as file:
-        return file.read(128)
+def _write(slot: _Slot, data: bytes) -> None:
+    while data:
+        written = os.pwrite(slot.fd, data, slot.at)
+        slot.at += written
+        data = data[written:]
+
+
+def _write_whole(slot: _Slot, data: bytes) -> None:
+    """Write a whole journal to an empty slot, so that a runtime killed meanwhile leaves none there."""
+    slot.at = len(MAGIC)
+    _write(slot, data[len(MAGIC) :])
+    os.pwrite(slot.fd, data[: len(MAGIC)], 0)
+
+
+def _age(parsed: ParsedJournal) -> tuple[int, int]:
+    """Return what is greater for a later copy of one program's journal: the start of its run, and its size."""
+    return parsed.header.start_ns, parsed.size
+
+
+def _program_of(path: Path) -> str:
+    """Return the program that a file's first bytes name, or "" if these begin no journal."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        beginning = file.read(128)
+        found = _PROGRAM_ID.search(beginning)
+        if beginning.startswith(MAGIC) and found is not None:
+            return found[1].decode(errors="replace")
+    return ""
 
 
 def _identity(path: Path) -> str:
