@@ -87,7 +87,7 @@ class Program(ProgramFacts):
 
     def started(self, error: TartletError | None, existing_program_id: str = "") -> None:
         """Take control's answer to ProgramStart, or to the announcement of a running program."""
-        if self.state is not State.STARTING:
+        if self.state is not State.STARTING or isinstance(error, Superseded):
             if error is not None:
                 self.end(error)
             return
@@ -151,7 +151,9 @@ class Program(ProgramFacts):
 
     def end(self, error: TartletError | None) -> None:
         """End the program, whatever it does. The first end counts. Never call this from within the guest's step."""
-        if self.state < State.ENDING:
+        if isinstance(error, Superseded) and self.recorder is not None and not self.recorder.is_broken:
+            self.journal_lost(error)
+        elif self.state < State.ENDING:
             self._end(error, "")
         elif self.goes_on and self.next_run is not None:  # which ends at once then
             self.next_run.error = error
