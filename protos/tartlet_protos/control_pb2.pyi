@@ -318,6 +318,7 @@ class ProgramStart(_message.Message):
     HEARD_FIELD_NUMBER: _builtins.int
     ADOPTS_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """chosen by the runtime, unique on this stream"""
@@ -344,6 +345,8 @@ class ProgramStart(_message.Message):
     """with running: how many of control's records to the program the runtime has in its journal"""
     adopts: _builtins.bool
     """answers a TakeOver: the program begins again from its journal, as `handle`"""
+    run: _builtins.bytes
+    """names the run, of those that continue_as_new has begun"""
     history: _builtins.bool
     """in Hello: the program's history follows; `lost_state` is for a control that reads none"""
     @_builtins.property
@@ -372,11 +375,12 @@ class ProgramStart(_message.Message):
         heard: _builtins.int = ...,
         adopts: _builtins.bool = ...,
         lost: _common_pb2.Error | None = ...,
+        run: _builtins.bytes = ...,
         history: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "command_limit", b"command_limit", "durable", b"durable", "epoch", b"epoch", "handle", b"handle", "heard", b"heard", "history", b"history", "idempotency_key", b"idempotency_key", "lost", b"lost", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "pool", b"pool", "program_id", b"program_id", "running", b"running", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "command_limit", b"command_limit", "durable", b"durable", "epoch", b"epoch", "handle", b"handle", "heard", b"heard", "history", b"history", "idempotency_key", b"idempotency_key", "lost", b"lost", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "pool", b"pool", "program_id", b"program_id", "run", b"run", "running", b"running", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -418,20 +422,24 @@ class ProgramEnd(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     WITHDRAWN_FIELD_NUMBER: _builtins.int
+    GOES_ON_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     failed: _builtins.bool
     withdrawn: _builtins.bool
     """the launch was refused: forget its idempotency key"""
+    goes_on: _builtins.bool
+    """the run has ended, not the program: the next run is asked for soon"""
     def __init__(
         self,
         *,
         handle: _builtins.int = ...,
         failed: _builtins.bool = ...,
         withdrawn: _builtins.bool = ...,
+        goes_on: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "handle", b"handle", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "goes_on", b"goes_on", "handle", b"handle", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

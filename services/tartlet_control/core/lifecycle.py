@@ -61,6 +61,7 @@ class StartRequest:
     history: bool = False  # its history follows, of which its state is made again
     durable: bool = False
     epoch: int = 0  # of its journal's owner
+    run: bytes = b""  # names the run, of those that continue_as_new has begun
     heard: int = 0  # how many of control's records its journal has
     adopts: bool = False
     lost: TartletError | None = None  # with `adopts`: why it can't begin again
@@ -84,6 +85,7 @@ class Ended:
     journals: str = ""  # where another runtime finds its journal, "" if it has none
     epoch: int = 0
     settled: Settled | None = None
+    next_after: bytes = b""  # names the run that has ended, if the program goes on with another one
 
 
 class Lifecycle:
@@ -161,7 +163,7 @@ class Lifecycle:
         self.keys.add(request.tenant, request.idempotency_key, program.id)
         session.programs[program.handle] = program
         if request.durable:
-            program.epoch = request.epoch
+            program.epoch, program.run = request.epoch, request.run
             program.answers = session.outbox.keeps[program.handle] = Answers(request.heard)
         self.on_start(program, request)
         return ""
@@ -292,10 +294,13 @@ class Lifecycle:
                 del self._of_tenant[program.tenant]
             if program.killed is None and program.account.service_s:
                 self.history.ended(program.account.key, program.account.service_s)
-            journals = ""
+            journals, next_after = "", b""
             if program.answers is not None and settled is not None:
                 journals = program.journals or program.session.journals
-            self._ended_where(program.id, Ended(program.session, program.tenant, journals, program.epoch, settled))
+                if program.goes_on and program.killed is None and settled.poisoned is None:
+                    next_after = program.run
+            ended = Ended(program.session, program.tenant, journals, program.epoch, settled, next_after)
+            self._ended_where(program.id, ended)
             self.on_end(program, program.killed)
         if program.session.programs.get(program.handle) is program:
             del program.session.programs[program.handle]

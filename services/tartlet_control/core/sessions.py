@@ -125,7 +125,8 @@ class Runtimes:
             if request.adopts:
                 self.takeovers.adopt(session, request)
                 return
-            if request.running and not self.takeovers.give_back(session, request):
+            known = request.running or request.program_id in self.takeovers.orphans
+            if known and not self.takeovers.give_back(session, request):
                 raise Superseded(program=request.program_id)
             if request.idempotency_key and not request.running and self._may_be_known(request, now):
                 self._waiting.append((session, request))
@@ -147,12 +148,23 @@ class Runtimes:
     def _forget_waiting(self, session: RuntimeSession, handle: int | None = None) -> None:
         self._waiting = [(s, r) for s, r in self._waiting if s is not session or handle not in (None, r.handle)]
 
-    def on_end(self, session: RuntimeSession, handle: int, *, failed: bool, withdrawn: bool = False) -> None:
-        """Take a program's end in its runtime. `withdrawn`: the runtime refused its launch."""
+    def on_end(
+        self, session: RuntimeSession, handle: int, *, failed: bool, withdrawn: bool = False, goes_on: bool = False
+    ) -> None:
+        """Take a program's end in its runtime.
+
+        Args:
+            session: of the runtime.
+            handle: of the program.
+            failed: it ended in an error.
+            withdrawn: the runtime refused its launch.
+            goes_on: only this run has ended; the program's next run is asked for soon.
+        """
         program = session.programs.get(handle)
         if program is not None:  # else: it was never started, or we ended it both at once
             if withdrawn:
                 self.lifecycle.keys.forget(program.tenant, program.idempotency_key, program.id)
+            program.goes_on = goes_on
             self.lifecycle.end(program, failed=failed)
         elif self._waiting:
             self._forget_waiting(session, handle)

@@ -208,7 +208,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             columns = frame.commands
             core.on_commands(session, columns.handles, columns.records, columns.payload)
         for end in frame.ends:
-            core.on_end(session, end.handle, failed=end.failed, withdrawn=end.withdrawn)
+            core.on_end(session, end.handle, failed=end.failed, withdrawn=end.withdrawn, goes_on=end.goes_on)
         if frame.HasField("stored"):
             core.on_stored(session, frame.stored.handles, frame.stored.counts)
         if frame.stopping:

@@ -103,6 +103,7 @@ def start_request(start: control_pb2.ProgramStart) -> StartRequest:
         running=start.running,
         durable=start.durable,
         epoch=start.epoch,
+        run=start.run,
         heard=start.heard,
         adopts=start.adopts,
         lost=error_from_proto(start.lost),

@@ -254,9 +254,9 @@ class ProgramState:
     __slots__ = (
         "account", "alone", "answers", "asked_model", "cached_tokens", "caches", "command_limit", "commands",
         "computed_tokens", "created", "deaths", "default_model", "dispatched", "end_asked", "epoch", "failed",
-        "handle", "id", "idempotency_key", "imports", "in_flight", "input_tokens", "journals", "killed", "live",
-        "name", "num_pages", "page_limit", "peak_pages", "places", "queues", "reach", "recovered_s", "sampled_tokens",
-        "session", "span", "started_s", "tenant",
+        "goes_on", "handle", "id", "idempotency_key", "imports", "in_flight", "input_tokens", "journals", "killed",
+        "live", "name", "num_pages", "page_limit", "peak_pages", "places", "queues", "reach", "recovered_s", "run",
+        "sampled_tokens", "session", "span", "started_s", "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -293,6 +293,8 @@ class ProgramState:
         self.recovered_s = 0.0  # seconds for which the program was suspended
         self.answers: Answers | None = None  # to be repeated to another runtime; None: it can't begin again there
         self.epoch = 0  # of its journal's owner
+        self.run = b""  # names its run, of those that continue_as_new has begun
+        self.goes_on = False  # another run follows this one
         self.journals = ""  # the name of the store with its journal, once its runtime is gone
         self.killed: TartletError | None = None
         self.failed = False  # as its runtime reports

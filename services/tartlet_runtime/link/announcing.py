@@ -65,7 +65,7 @@ class Announcement:
         return [
             *(control_pb2.ProgramEnd(handle=handle, failed=True) for handle in gone),
             *(
-                control_pb2.ProgramEnd(handle=p.handle, failed=p.error is not None)
+                control_pb2.ProgramEnd(handle=p.handle, failed=p.error is not None, goes_on=p.goes_on)
                 for p in self.remembered()
                 if p.departed
             ),

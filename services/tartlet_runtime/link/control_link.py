@@ -93,7 +93,9 @@ class ControlLink(ControlCalls):
                 return True  # the next control is told of the end
             self._forget(program)
             return False
-        end = control_pb2.ProgramEnd(handle=program.handle, failed=failed, withdrawn=not program.accepted)
+        end = control_pb2.ProgramEnd(
+            handle=program.handle, failed=failed, withdrawn=not program.accepted, goes_on=program.goes_on
+        )
         self._ends.append(end)
         self._driver.schedule()
         return program.has_engine_state or bool(program.unsent_commands)

@@ -34,6 +34,7 @@ def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramS
         running=running,
         durable=durable,
         epoch=recorder.journal.epoch if durable and recorder is not None else 0,
+        run=spec.seed,
         heard=recorder.heard if recorder is not None else 0,
         adopts=isinstance(program, RecoveredProgram) and not running,
         history=running and bool(program.history),

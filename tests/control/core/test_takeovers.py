@@ -19,10 +19,10 @@ from tartlet_control.tables.programs import RuntimeSession
 from tests.control.harness import Answer, Guest, Host
 
 
-def durable_host() -> tuple[Host, Guest]:
+def durable_host(run: bytes = b"") -> tuple[Host, Guest]:
     host = Host()
     host.core.on_journals(host.session, "store")
-    return host, host.start("p", durable=True, epoch=1)
+    return host, host.start("p", durable=True, epoch=1, run=run)
 
 
 def decode(guest: Guest, rounds: int) -> None:
@@ -217,6 +217,38 @@ def test_who_asks_for_a_program_that_runs_again_leaves_it_alone() -> None:
     assert not other.outbox.notices.takeovers
     assert core.lifecycle.locate("p", EVERYONE)[0] == "unix:rt2"
     assert "p" not in core.lifecycle.ended_at, "it would be taken for one that has ended"
+
+
+@pytest.mark.parametrize("stored", ["first", "second"])
+def test_a_program_between_two_runs_goes_on_at_another_runtime(stored: str) -> None:
+    host, guest = durable_host(run=b"first")
+    set_up(guest)
+    host.run()
+    core = host.core
+    core.on_end(host.session, guest.handle, failed=False, goes_on=True)
+    host.run()
+    assert guest.settled is not None
+    other = core.on_runtime("rt2", "two", "unix:rt2", [], journals="store")
+    core.lose_runtime(host.session)
+    program_id, epoch = taken(other)  # though nobody asks for the program
+    late = StartRequest(2, "p", durable=True, epoch=1, run=b"second")
+    back = core.on_runtime("rt", "later", "unix:rt", [], journals="store")
+    core.on_start(back, late)
+    assert isinstance(back.outbox.notices.started[-1][1], Superseded)
+    adoption = StartRequest(7, program_id, durable=True, adopts=True, epoch=epoch, run=stored.encode())
+    core.on_start(other, adoption)
+    assert not core.takeovers.orphans
+    if stored == "first":  # it runs to its end again, and then asks for the second one
+        assert other.outbox.notices.adopted == [Adopted(7, ALL_COMMANDS, 0.0)]
+        assert other.outbox.notices.settled == [replace(guest.settled, handle=7)]
+        core.on_start(other, replace(late, handle=7, epoch=epoch))
+    else:
+        assert other.outbox.notices.adopted == [Adopted(7, 0, 0.0)]
+        assert not other.outbox.notices.settled
+    program = core.lifecycle.programs["p"]
+    assert (program.session, program.handle, program.epoch, program.run) == (other, 7, epoch, b"second")
+    assert core.lifecycle.locate("p", EVERYONE)[0] == "unix:rt2"
+    core.check_ledgers()
 
 
 def test_an_end_that_control_has_forgotten_meanwhile_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,9 @@ class Takeovers:
             self.orphans[program.id] = Orphan(program.id, journals, program.epoch, self._clock.now())
             self._move(program, self._nowhere, self._next_handle)
             self._next_handle += 1
+        for program_id, ended in self._lifecycle.ended_at.items():
+            if ended.session is session and ended.next_after and program_id not in self.orphans:
+                self.orphans[program_id] = Orphan(program_id, ended.journals, ended.epoch, self._clock.now())
         for orphan in self.orphans.values():
             if orphan.named is session:
                 orphan.named = None
@@ -149,7 +152,7 @@ class Takeovers:
         notices = session.outbox.notices
         program = self._lifecycle.programs.get(orphan.program_id)
         if program is None:
-            self._tell_end(session, request, orphan)
+            self._adopt_ended(session, request, orphan)
             return
         assert program.answers is not None
         program.epoch = orphan.epoch
@@ -161,11 +164,17 @@ class Takeovers:
             notices.kills.append((request.handle, program.killed))
         log.info("runtime %s goes on with program %s", session.runtime_id, program.id)
 
-    def _tell_end(self, session: RuntimeSession, request: StartRequest, orphan: Orphan) -> None:
-        """Let a runtime tell the end of a program that control has settled before."""
+    def _adopt_ended(self, session: RuntimeSession, request: StartRequest, orphan: Orphan) -> None:
+        """Let a runtime tell the end of a run that control has settled before, or go on with the program's next run."""
         ended = self._lifecycle.ended_at.get(orphan.program_id)
         if ended is None:  # too many programs have ended since
             raise UnknownProgram(program=orphan.program_id)
+        if ended.next_after and ended.next_after != request.run:  # which control has not been asked for
+            paused_s = self._clock.now() - orphan.since_s
+            self._lifecycle.start(session, replace(request, running=True), self._clock.now())
+            self._lifecycle.programs[request.program_id].recovered_s += paused_s
+            session.outbox.notices.adopted.append(Adopted(request.handle, 0, paused_s))
+            return
         self._lifecycle.ended_at[orphan.program_id] = replace(ended, session=session, epoch=orphan.epoch)
         session.outbox.notices.adopted.append(Adopted(request.handle, ALL_COMMANDS, 0.0))
         if ended.settled is not None:
