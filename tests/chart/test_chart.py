@@ -26,7 +26,10 @@ from tests.chart.render import (
 )
 
 CHART_DECIDES = {  # settings that follow from what the chart makes
-    "control": {"address", "shared_pools"},
+    "control": {
+        *("address", "shared_pools"),
+        *("lease_url", "lease_password_file", "lease_ca_file", "lease_s"),  # the chart runs one control
+    },
     "runtime": {
         *("address", "advertise", "control", "cache_dir", "guest_socket"),
         *("journal_dir", "journal_url", "journal_password_file", "journal_authority"),
