@@ -22,7 +22,7 @@ from tartlet_common.errors.registry import DiskFull, InvalidSource, JournalUnava
 from tartlet_runtime.journal.kept_files import KeptFiles
 from tartlet_runtime.journal.records import MAGIC, ParsedJournal, parse_journal
 from tartlet_runtime.journal.space import Space
-from tartlet_runtime.journal.store import Listener, Part, StoredJournal, Turn
+from tartlet_runtime.journal.store import FIRST_EPOCH, Listener, Part, StoredJournal, Turn
 from tartlet_runtime.journal.takeovers import Takeovers
 
 _BIG_SLOT_BYTES = 1 << 20  # a larger one gives its space back
@@ -34,6 +34,7 @@ class _Slot:
     fd: int
     path: Path
     at: int = 0  # bytes written
+    epoch: int = FIRST_EPOCH  # of its program here
 
 
 class FileStore:
@@ -143,7 +144,7 @@ class FileStore:
             self._clear(fresh)
             raise
         os.close(slot.fd)
-        fresh.path = slot.path
+        fresh.path, fresh.epoch = slot.path, slot.epoch
         self._used[program_id] = fresh
         self._anew.discard(program_id)
 
@@ -168,7 +169,7 @@ class FileStore:
 
     def leave(self, program_id: str, epoch: int) -> None:
         """Keep a journal for its next owner, or drop it if that has copied it."""
-        if program_id not in self._used:
+        if program_id not in self._used or self._used[program_id].epoch > epoch:
             return
         with self._takeovers.lock(alone=False):
             self._hear_of_takeovers()
@@ -187,7 +188,7 @@ class FileStore:
             os.close(slot.fd)
             slot.path.unlink(missing_ok=True)
         else:
-            slot.at = 0
+            slot.at, slot.epoch = 0, FIRST_EPOCH
             self._free.append(slot)
 
     # ---- other owners -----------------------------------------------------------------------------------------
@@ -213,6 +214,7 @@ class FileStore:
                 self._clear(slot)
                 raise DiskFull(path=slot.path.name, detail=e.strerror) from e
             before = self._used.get(program_id)  # this runtime was its owner before
+            slot.epoch = epoch
             self._used[program_id] = slot
             self._anew.discard(program_id)
             if before is not None:

@@ -62,3 +62,14 @@ end
 return {0, epoch, tonumber(held[2])}
 """
 """Raise the owner's epoch to a higher one. Answers status, epoch and length."""
+
+EXPIRE = """
+-- KEYS: hash and stream of each program. ARGV: epoch and milliseconds of each.
+for i = 1, #KEYS / 2 do
+  if redis.call('HGET', KEYS[2 * i - 1], 'epoch') == ARGV[2 * i - 1] then
+    redis.call('PEXPIRE', KEYS[2 * i - 1], ARGV[2 * i])
+    redis.call('PEXPIRE', KEYS[2 * i], ARGV[2 * i])
+  end
+end
+"""
+"""Let journals expire whose owner is still the one of the epoch: `READ` has made those of later owners lasting."""

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from tartlet_common.errors.registry import JournalUnavailable, Superseded, TartletError, UnknownProgram
 from tartlet_runtime.journal import redis_scripts as scripts
-from tartlet_runtime.journal.store import Listener, StoredJournal, Turn
+from tartlet_runtime.journal.store import FIRST_EPOCH, Listener, StoredJournal, Turn
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,11 @@ CALL_BYTES = 8 << 20
 """Most bytes of one call; a single larger turn still goes out whole."""
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5)
 _PAGE = 64
-"""Entries read at once."""
+"""Entries read at once, and journals that are let go at once."""
+_TIDY_EVERY = 8
+"""Calls that append between two that let journals go, while turns wait."""
+_LEFT_MS = 24 * 3600 * 1000
+"""How long the journal of a program that was left to another runtime waits for that one."""
 _Entries = list[tuple[bytes, dict[bytes, bytes]]]
 _ERRORS = (RedisError, OSError, TimeoutError)
 
@@ -46,6 +50,7 @@ class RedisStore:
         """
         self._client = client
         self._append_script = client.register_script(scripts.APPEND)
+        self._expire_script = client.register_script(scripts.EXPIRE)
         self._read_script = client.register_script(scripts.READ)
         self._kept_ms = max(1, int(kept_s * 1000))
         self._listener: Listener
@@ -56,7 +61,8 @@ class RedisStore:
         self._call: _Call | None = None  # under way, or to be repeated
         self._lengths: dict[str, int] = {}  # entries of each program's stream, as far as known
         self._anew: set[str] = set()  # whose next call replaces the stream
-        self._ended: list[str] = []
+        self._epochs: dict[str, int] = {}  # of each program here
+        self._expiring: list[tuple[str, int, int]] = []  # programs with their epochs here, and in how many milliseconds
         self._deleted: list[str] = []
         self._work = asyncio.Event()
         self.calls = 0
@@ -69,6 +75,7 @@ class RedisStore:
     def open(self, program_id: str) -> None:
         """Begin without entries."""
         self._lengths[program_id] = 0
+        self._epochs[program_id] = FIRST_EPOCH
 
     def begin_anew(self, program_id: str) -> None:
         """Let the next call replace the program's stream."""
@@ -86,6 +93,7 @@ class RedisStore:
         """Forget what waits of a program."""
         self._forget_turns(program_id)
         self._lengths.pop(program_id, None)
+        self._epochs.pop(program_id, None)
         self._anew.discard(program_id)
 
     def _forget_turns(self, program_id: str) -> None:
@@ -95,13 +103,19 @@ class RedisStore:
 
     def close(self, program_id: str, *, keep: bool) -> None:
         """Keep an ended program's journal for a while."""
-        if self._lengths.pop(program_id, None) is not None:
-            self._ended.append(program_id)
-            self._work.set()
+        epoch = self._epochs.pop(program_id, None)
+        if self._lengths.pop(program_id, None) is not None and epoch is not None:
+            self._expire(program_id, epoch, self._kept_ms)
 
     def leave(self, program_id: str, epoch: int) -> None:
-        """Append nothing more to a journal."""
-        self.drop(program_id)
+        """Append nothing more to a journal, unless this runtime owns the journal again with a later epoch."""
+        if self._epochs.get(program_id, epoch) <= epoch:
+            self.drop(program_id)
+            self._expire(program_id, epoch, max(self._kept_ms, _LEFT_MS))
+
+    def _expire(self, program_id: str, epoch: int, in_ms: int) -> None:
+        self._expiring.append((program_id, epoch, in_ms))
+        self._work.set()
 
     def forget(self, program_id: str) -> None:
         """Delete a journal in the background."""
@@ -121,10 +135,13 @@ class RedisStore:
                     await self._introduce()
                 await self._work.wait()
                 self._work.clear()
-                while self._turns or self._call is not None:
-                    await self._append_some()
+                while (waits := self._call is not None or bool(self._turns)) or self._expiring or self._deleted:
+                    if waits:
+                        await self._append_some()
+                    if not waits or self.calls % _TIDY_EVERY == 0:
+                        await self._tidy_some()
                     failures = 0
-                await self._tidy()
+                    self.trouble = ""
                 self.trouble = ""
             except _ERRORS as e:
                 if not failures:
@@ -188,16 +205,15 @@ class RedisStore:
         self.calls += 1
         return cast("Sequence[int]", await self._append_script(keys=call.keys, args=call.arguments))
 
-    async def _tidy(self) -> None:
-        """Let the journals of ended programs expire, and delete those that nobody needs."""
-        while self._ended:
-            program_id = self._ended[0]
-            for key in _keys(program_id):
-                await self._client.pexpire(key, self._kept_ms)
-            self._ended.pop(0)
-        while self._deleted:
-            await self.delete(self._deleted[:1])
-            self._deleted.pop(0)
+    async def _tidy_some(self) -> None:
+        """Let some of the journals expire whose programs have ended or left, and delete some that nobody needs."""
+        if expiring := self._expiring[:_PAGE]:
+            keys = [key for program_id, _, _ in expiring for key in _keys(program_id)]
+            await self._expire_script(keys=keys, args=[number for _, *numbers in expiring for number in numbers])
+            del self._expiring[: len(expiring)]
+        if deleted := self._deleted[:_PAGE]:
+            await self.delete(deleted)
+            del self._deleted[: len(deleted)]
 
     # ---- other owners -----------------------------------------------------------------------------------------
 
@@ -210,7 +226,7 @@ class RedisStore:
             JournalUnavailable: the stream is shorter than what was stored, or Redis can't be reached.
         """
         journal, length = await self._read(program_id, str(epoch))
-        self._lengths[program_id] = length
+        self._lengths[program_id], self._epochs[program_id] = length, epoch
         return journal
 
     async def read(self, program_id: str) -> StoredJournal:

@@ -102,7 +102,7 @@ class JournalStore(Protocol):
         """Note that a program has ended. Its journal stays if it is to be kept, or may still be needed."""
 
     def leave(self, program_id: str, epoch: int) -> None:
-        """Let go of a journal that this runtime owned with `epoch`, for its next owner."""
+        """Let go of a journal that this runtime owned with `epoch`, for its next owner, which may be this runtime."""
 
     def forget(self, program_id: str) -> None:
         """Delete the journal of an ended program in the background, unless `close` was asked to keep it for replays."""

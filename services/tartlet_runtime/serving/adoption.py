@@ -77,7 +77,7 @@ class Adoption:
             past = Past(header, start_ns, parsed.size, stored.epoch, Rerun.of(parsed.records), offset)
             self._table.adopt(spec, make_guest, past)
         except BaseException:
-            self._store.close(program_id, keep=True)  # for the next owner
+            self._store.leave(program_id, stored.epoch)
             raise
 
 

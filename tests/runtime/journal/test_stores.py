@@ -311,3 +311,21 @@ async def test_a_journal_that_begins_anew_replaces_the_one_before(bed: Bed, name
         assert data == anew + b"second" * isinstance(bed, Streams)  # the directory's reader leaves out torn records
         assert (await one.store.read(b)).data.startswith(header(b))
         assert not one.refusals
+
+
+async def test_who_leaves_a_journal_that_it_owns_again_keeps_it(bed: Bed, name: Callable[[str], str]) -> None:
+    a = name("a")
+    async with bed.runtime() as one:
+        await one.begin(a)
+        await one.store.take_over(a, 2)
+        await one.store.take_over(a, 3)
+        one.store.leave(a, 2)  # what was begun with epoch 2 has failed meanwhile
+        one.epochs[a] = 3
+        one.store.begin_anew(a)
+        anew = JournalHeader(a, 1, "m.py", ("next",), bytes(16), 6, "c-f").encode()
+        one.add(**{a: anew})
+        await one.settle()
+        assert (await one.store.read(a)).data == anew
+        one.store.leave(a, 3)
+        assert (await one.store.take_over(a, 4)).data == anew
+        assert not one.refusals
