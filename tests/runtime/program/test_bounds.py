@@ -62,7 +62,12 @@ async def test_what_stands_beside_a_large_submission_does_not_pass_a_message() -
     link._peer.answered(control_pb2.ControlHello(protocol=PROTOCOL_VERSION))
     assert link._peer.link is not None
     program: Any = SimpleNamespace(
-        handle=1, accepted=True, has_engine_state=True, unsent_commands=0, history=History(lambda _: None)
+        handle=1,
+        accepted=True,
+        goes_on=False,
+        has_engine_state=True,
+        unsent_commands=0,
+        history=History(lambda _: None),
     )
     longest = 4 * MAX_NAME_BYTES
     texts: dict[str, Any] = dict.fromkeys(("tenant", "idempotency_key", "model"), "x" * MAX_NAME_BYTES)
