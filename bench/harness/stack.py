@@ -60,8 +60,11 @@ async def running_stack(
 
 async def until_engines(client: tartlet.AsyncClient, count: int) -> None:
     """Wait until as many engines are ready."""
-    while sum(engine["state"] == "ready" for engine in (await client.state()).control["engines"]) < count:  # noqa: ASYNC110 - another process makes them ready
+    ready = 0
+    while ready < count:  # another process makes them ready
         await asyncio.sleep(0.05)
+        engines = (await client.state()).control.get("engines", ())  # there are none while control is away
+        ready = sum(engine["state"] == "ready" for engine in engines)
 
 
 @asynccontextmanager

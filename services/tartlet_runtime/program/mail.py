@@ -66,6 +66,10 @@ class Mail:
             recorder.record(clock_ns, bytes([len(key)]) + key + message, kind=Kind.MESSAGE)
         self._remember(key)
 
+    def knows(self, key: bytes) -> bool:
+        """Return whether a message of this key was taken; "" is no key."""
+        return key[:MAX_KEY_BYTES] in self._keys
+
     def _remember(self, key: bytes) -> None:
         if key:
             self._keys[key] = None

@@ -264,7 +264,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             if program is None:
                 errors.append(UnknownProgram(program=item.program_id))
                 elsewhere.append(place)
-            elif program.state >= State.ENDING and not program.goes_on:
+            elif program.state >= State.ENDING and not (program.goes_on or program.mail.knows(item.key)):
                 errors.append(UnknownProgram(program=f"{item.program_id}: it has ended"))
             else:
                 errors.append(None)

@@ -63,7 +63,7 @@ def test_ctrl_c_ends_a_run_with_every_process_it_started(run_dir: Path) -> None:
     run.send_signal(signal.SIGINT)
     assert run.wait(20) == 130
     assert wait_until_none(run_dir, 0.5) == []
-    assert [p.name for p in run_dir.iterdir()] == []
+    assert [p.name for p in run_dir.iterdir()] == ["journals"], "the run can be replayed"
     run.communicate()
 
 
@@ -80,7 +80,7 @@ def test_a_killed_run_leaves_no_process_and_the_next_removes_its_directory(run_d
     run.communicate()
     assert wait_until_none(run_dir) == []
     assert tartlet_cli(run_dir, "run", "--engine", "fake", str(PROGRAMS / "fails.py")).returncode == 1
-    assert [p.name for p in run_dir.iterdir()] == []
+    assert [p.name for p in run_dir.iterdir()] == ["journals"], "the failed run can be replayed"
 
 
 def test_a_second_ctrl_c_does_not_wait(run_dir: Path) -> None:

@@ -52,3 +52,29 @@ async def test_the_next_run_s_journal_knows_the_keys_of_taken_and_of_untaken_mes
         rerun = Rerun.of(parsed.records)
         assert rerun.messages == [b"untaken", b"plain"]
         assert [key for key in rerun.keys if key] == [b"K1", b"K2"]
+
+
+ONCE = b"""
+import inferlet
+async def main(args):
+    return await inferlet.receive()
+"""
+
+
+@pytest.mark.usefixtures("python_component")
+async def test_a_message_that_an_ended_program_had_taken_is_acknowledged_again(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        stream = Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=[launch_spec(PYTHON, ONCE)])))
+        program_id = (await stream.next(30)).program_id
+
+        async def refused(key: bytes) -> bool:
+            item = programs_pb2.SendItem(program_id=program_id, message=b"last", key=key)
+            (error,) = (await rig.stub.Send(programs_pb2.SendRequest(items=[item]))).errors
+            return bool(error.number)
+
+        assert not await refused(b"K1")
+        while (await stream.next(30)).kind != programs_pb2.ProgramEvent.ENDED:
+            pass
+        assert not await refused(b"K1"), "the first answer may have been lost"
+        assert await refused(b"K2")
+        assert await refused(b"")
