@@ -144,6 +144,11 @@ class QueueRunner:
         if engine is not None and engine in self._batchers:
             self._batchers[engine].unready(queue)
 
+    @property
+    def has_unplaced(self) -> bool:
+        """Whether a program waits for its place on an engine."""
+        return bool(self._unplaced)
+
     def place_waiting(self) -> None:
         """Place programs that need an engine, once all that they have sent so far is known to their placement."""
         if not self._unplaced:

@@ -38,7 +38,7 @@ async def computing(it: Live, run: str) -> None:
     assert status(it, run)["phase"] == "Running"
 
 
-async def test_a_run_shows_tokens_then_its_lost_runtime_and_then_begins_again(
+async def test_a_run_shows_tokens_then_its_lost_runtime_and_then_goes_on(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
     async with live(api_server, namespace, run_dir) as it:
@@ -54,11 +54,11 @@ async def test_a_run_shows_tokens_then_its_lost_runtime_and_then_begins_again(
         took_s = await it.until(lambda: status(it, "r")["phase"] == "Unknown", 5)
         assert took_s < 2.5
         assert it.condition("InferletRun", "r", "Running")["reason"] == "RuntimeUnreachable"
-        await it.until(lambda: status(it, "r")["attempts"] == 2, 75)  # once no other runtime took the program over
-        await it.until_condition("InferletRun", "r", "Running")
+        await it.until_condition("InferletRun", "r", "Running", timeout_s=60)  # at the restarted runtime
+        last = status(it, "r")["tokens"]["output"]
+        await it.until(lambda: status(it, "r")["tokens"]["output"] > max(first, last), 60)
         after = status(it, "r")
-        assert after["losses"] == 1
-        assert after["tokens"]["output"] >= after["earlierTokens"]["output"] >= first
+        assert (after["attempts"], after.get("losses", 0)) == (1, 0)
 
 
 async def test_while_control_is_away_runs_and_pools_say_so(

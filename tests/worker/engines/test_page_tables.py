@@ -45,6 +45,8 @@ class Pair:
     def __init__(self, name: str, dtype: str, options: dict[str, str], seed: int) -> None:
         self.rng = fresh(f"tables {name} {dtype} {seed}")
         self.exact = dtype == "bfloat16" and available()  # the C decoder gives equal columns equal bits
+        # torch rounds to bfloat16 after each operation, and the two engines cut their batches differently
+        self.rtol, self.atol = (0.03, 0.08) if dtype == "bfloat16" else (1e-3, 1e-4)
         self.tables, self.lists = drive(name, dtype, options), drive(name, dtype, options)
         self.rows: dict[int, list[int]] = {}
         self.filled: dict[int, int] = {}  # slots that may be read
@@ -131,7 +133,7 @@ class Pair:
         if self.exact:
             assert np.array_equal(outputs[0], outputs[1])
         else:
-            np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(outputs[0], outputs[1], rtol=self.rtol, atol=self.atol)
 
     def step(self) -> None:
         rng = self.rng
