@@ -32,7 +32,7 @@ async def main() -> None:
 FLOOD, FEW = 20, 3
 TOKENS = 480
 """Of each program's prompt: 30 pages. The engine has 292, the flood asks for 600."""
-CONTROL = ("--shared-pools", "/open")
+CONTROL = ("--shared-pools", "/open", "--prefix-cache", "false")  # all prompts are equal, and each takes its own pages
 PAGES = ("--kv-memory-bytes", str(292 * 16 * 1024))
 WORKER = ("--pool", "/open", *PAGES, "--fake-step-s", "0.02", "--max-batch-commands", "4")
 
