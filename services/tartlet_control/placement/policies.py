@@ -62,12 +62,17 @@ def autellix(placement: Placement, view: View, hints: Hints) -> EngineView:
 
 
 def locality(_: Placement, view: View, hints: Hints) -> EngineView:
-    """Choose the engine that has computed the context first: what waits there counts, and what it has counts off."""
+    """Choose the engine that has computed the context first: what waits there counts, and what it has counts off.
+
+    A token costs the same on each engine of a model. The dearest measured one counts: an engine whose few small steps
+    took equally long has a token for nothing, and would draw contexts away from the engines that hold their beginning.
+    """
+    token_s = max(engine.token_s for engine in view.engines) or _USUAL_TOKEN_S
 
     def done_s(engine: EngineView) -> tuple[bool, float, int, int]:
         missing = max(0, hints.tokens - engine.held_tokens)
         full = engine.free_pages < hints.pages and engine.held_tokens < hints.tokens
-        return (full, engine.waiting_s + missing * (engine.token_s or _USUAL_TOKEN_S), *_by_calls(engine))
+        return (full, engine.waiting_s + missing * token_s, *_by_calls(engine))
 
     return min(view.engines, key=done_s)
 

@@ -7,6 +7,7 @@ import pytest
 
 from tartlet_common.engine.step import HOLE, MaskTable, Status
 from tartlet_common.errors.registry import InvalidArgument
+from tartlet_worker.kernels import available
 from tests.worker.driver import Driver, changes, embed_batch, forward_batch, i32, mask_batch, u32
 from tests.worker.engines.test_page_tables import ENGINES, SIZE, drive
 from tests.worker.seeds import rng as fresh
@@ -26,6 +27,8 @@ class Masked:
 
     def __init__(self, name: str, dtype: str, options: dict[str, str], seed: int) -> None:
         self.rng = fresh(f"masks {name} {dtype} {seed}")
+        # torch rounds to bfloat16 after each operation, and the two engines cut their batches differently
+        self.tolerance = 0.03 if dtype == "bfloat16" and not available() else 2e-5
         self.tables, self.lists = drive(name, dtype, options), drive(name, dtype, options)
         self.rows: list[int] = self.rng.permutation(64)[:ROWS].tolist()
         self.pages = list(self.rows)
@@ -68,7 +71,7 @@ class Masked:
         at = (len(kept) - ROWS) * SIZE + LENGTH
         self.lists.forward(ikv=kept, iemb=embeds, okv=kept, okv_offset=at, oemb=embeds, mask=wide)
         got, want = self.tables.logits(embeds), self.lists.logits(embeds)
-        assert np.abs(got - want).max() <= 2e-5 * np.abs(want).max()
+        assert np.abs(got - want).max() <= self.tolerance * np.abs(want).max()
 
 
 @pytest.mark.parametrize(("name", "dtype", "options"), ENGINES)
