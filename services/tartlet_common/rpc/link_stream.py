@@ -38,8 +38,8 @@ class LinkStream:
 
     @property
     def waiting(self) -> bool:
-        """Whether `write_waiting` has something to write."""
-        return self._due or self._connection.waiting
+        """Whether `write_waiting` has something to write. On a link that was given up, nothing is written."""
+        return (self._due and self.current) or self._connection.waiting
 
     @property
     def silent(self) -> bool:

@@ -347,27 +347,6 @@ async def test_a_late_resumption_is_refused_and_a_stale_incarnation_too(run_dir:
             await each.close()
 
 
-@pytest.mark.parametrize("protocol", [1, 2])
-async def test_an_engine_stays_over_a_break_only_if_its_worker_can_resume(run_dir: Path, protocol: int) -> None:
-    async with control(run_dir, engine_grace_s=30) as address, endpoints.make_channel(address) as channel:
-        stub: Any = engine_pb2_grpc.EngineStub(channel)
-        spec = json.dumps(asdict(engine_spec(tokenizer_digest="")))
-        hello = engine_pb2.WorkerHello(engine_id="e", incarnation="i", spec_json=spec, protocol=1)
-        hello.newest_protocol = 0 if protocol == 1 else 7  # of a release to come
-        stream = stub.Connect()
-        await stream.write(engine_pb2.WorkerFrame(hello=hello))
-        reply = (await stream.read()).hello
-        assert (reply.error.number, reply.protocol) == (0, protocol)
-        stream.cancel()
-        watch: Any = control_pb2_grpc.ControlStub(channel)
-        async with asyncio.timeout(10):
-            while True:
-                engines = json.loads((await watch.State(control_pb2.StateRequest())).json)["engines"]
-                if [e["state"] for e in engines] == (["resuming"] if protocol == 2 else []):
-                    break
-                await asyncio.sleep(0.02)
-
-
 @pytest.mark.parametrize("name", ["x" * 254, "a\nb"])
 async def test_an_id_that_is_long_or_unprintable_is_refused(run_dir: Path, name: str) -> None:
     async with control(run_dir) as address:
@@ -378,19 +357,3 @@ async def test_an_id_that_is_long_or_unprintable_is_refused(run_dir: Path, name:
         assert isinstance(error, InvalidArgument)
         assert error.fields["argument"] == "incarnation"
         await peer.close()
-
-
-async def test_a_hello_that_is_refused_does_not_make_an_engine_stale(run_dir: Path) -> None:
-    """The first Hello has a high epoch, which would keep out the engine for as long as epochs are remembered."""
-    good = json.dumps(asdict(engine_spec(tokenizer_digest="")))
-    numbers = []
-    async with control(run_dir) as address, endpoints.make_channel(address) as channel:
-        stub: Any = engine_pb2_grpc.EngineStub(channel)
-        for spec_json, epoch in (("{}", 1 << 62), (good, 100)):
-            hello = engine_pb2.WorkerHello(engine_id="e", incarnation="i", protocol=1, newest_protocol=2)
-            hello.spec_json, hello.epoch = spec_json, epoch
-            stream = stub.Connect()
-            await stream.write(engine_pb2.WorkerFrame(hello=hello))
-            numbers.append((await asyncio.wait_for(stream.read(), 10)).hello.error.number)
-            stream.cancel()
-    assert (bool(numbers[0]), numbers[1]) == (True, 0)
