@@ -22,6 +22,7 @@ from tartlet_gateway.openai.requests import (
     chat_arguments,
     choices_of,
     completion_arguments,
+    further_fields,
     read_chat,
     read_completion,
 )
@@ -51,9 +52,10 @@ class Completions:
         """Serve one request; every error is answered in OpenAI's form."""
         exchange = Exchange(scope, receive, send)
         async with answering(exchange):
-            request, arguments = await self._read(exchange)
+            body = await json_body(exchange, self._backends.body_bytes)
+            request, arguments = self._read(body)
             try:
-                await exchange.while_connected(self._serve(exchange, request, arguments), self._stopped)
+                await exchange.while_connected(self._serve(exchange, request, arguments, body), self._stopped)
             except StoppedError as e:
                 error = ApiError(503, "The gateway stops: send the request again.", code="stopping")
                 if not exchange.started:
@@ -61,8 +63,7 @@ class Completions:
                 if request.stream and not exchange.ended:
                     await exchange.write(sse.event(error.body) + sse.DONE, more=False)
 
-    async def _read(self, exchange: Exchange) -> tuple[ChatRequest | CompletionRequest, dict[str, Any]]:
-        body = await json_body(exchange, self._backends.body_bytes)
+    def _read(self, body: bytes) -> tuple[ChatRequest | CompletionRequest, dict[str, Any]]:
         if self._form == "chat":
             chat = read_chat(body)
             return chat, chat_arguments(chat)
@@ -70,7 +71,7 @@ class Completions:
         return text, completion_arguments(text)
 
     async def _serve(
-        self, exchange: Exchange, request: ChatRequest | CompletionRequest, arguments: dict[str, Any]
+        self, exchange: Exchange, request: ChatRequest | CompletionRequest, arguments: dict[str, Any], body: bytes
     ) -> None:
         """Launch the run that answers, and write its reply.
 
@@ -81,6 +82,8 @@ class Completions:
         backend = self._backends.of(caller)
         caller.model = request.model
         chosen = target(request.model, await backend.models.list())
+        if chosen.inferlet:
+            arguments = further_fields(request, body) | arguments
         durable = exchange.header(b"x-tartlet-durable") == b"1"
         run = await backend.runs.start(chosen, arguments, durable=durable)
         caller.program_id = run.program_id

@@ -15,7 +15,7 @@ from tartlet_gateway.runs.models import ServedModel
 
 
 class ModelsEndpoint:
-    """Lists the models that engines serve, or shows one."""
+    """Lists the models that engines serve and the inferlets of the catalogue behind them, or shows one."""
 
     def __init__(self, backends: Backends) -> None:
         self._backends = backends
@@ -25,7 +25,11 @@ class ModelsEndpoint:
         exchange = Exchange(scope, receive, send)
         name = scope["path_params"].get("name")
         async with answering(exchange):
-            there = await self._backends.of(caller_of(scope)).models.list()
+            models = self._backends.of(caller_of(scope)).models
+            there = await models.list()
+            window = {model.name: model.max_position for model in there}
+            offered = [ServedModel(n, True, window[n.rpartition("/")[0]]) for n in await models.inferlets()]
+            there = [*there, *offered]
             answer = listed(there) if name is None else shown(name, there)
             await exchange.reply(200, msgspec.json.encode(answer), [JSON])
 

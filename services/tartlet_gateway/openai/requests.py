@@ -21,6 +21,8 @@ MAX_STOPS: Final = 16
 MAX_PROMPTS: Final = 128
 MAX_BIASES: Final = 1024
 MAX_ID_DIGITS: Final = 9
+_MADE_HERE: Final = ("grammar", "prompts", "request_parts")
+"""Fields of an inferlet's request that the gateway makes itself."""
 
 _Count = Annotated[int, Meta(ge=1)]
 _Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
@@ -168,6 +170,19 @@ def completion_arguments(request: CompletionRequest) -> dict[str, Any]:
         arguments["logprobs"] = request.logprobs
     arguments.setdefault("max_tokens", 16)  # OpenAI's default for text completions
     return arguments
+
+
+def further_fields(request: ChatRequest | CompletionRequest, body: bytes) -> dict[str, Any]:
+    """Return the body's fields that the API doesn't know: an inferlet of the catalogue may know them.
+
+    Example:
+        >>> body = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "best_of": 4}'
+        >>> further_fields(read_chat(body), body)
+        {'best_of': 4}
+    """
+    given: dict[str, Any] = msgspec.json.decode(body)
+    known = {*request.__struct_fields__, *_MADE_HERE}
+    return {name: value for name, value in given.items() if name not in known}
 
 
 def choices_of(request: ChatRequest | CompletionRequest) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from tartlet import AsyncClient
-from tartlet_common.errors.registry import NoEngine, Unavailable, UnknownModel
+from tartlet import AsyncClient, CatalogueEntry
+from tartlet_common.errors.registry import NoEngine, TartletError, Unavailable, UnknownModel
+
+log = logging.getLogger("tartlet.gateway")
 
 FRESH_S: Final = 1.0
 """How long a list of models is used before the runtime is asked again."""
@@ -74,13 +77,35 @@ def target(asked: str, models: list[ServedModel]) -> Target:
     return found
 
 
+def named(models: list[ServedModel], entries: Iterable[CatalogueEntry]) -> list[str]:
+    """Return the names MODEL/INFERLET of what the catalogue offers with the models that are there.
+
+    An inferlet that is bound to a model is named with this one only. A name that `target` would read as a model's, or
+    split elsewhere, is left out: no request can reach it.
+
+    Example:
+        >>> from tartlet import Source
+        >>> entries = [CatalogueEntry("vote", Source(b"")), CatalogueEntry("team/vote", Source(b""))]
+        >>> named([ServedModel("demo", True, 1024)], entries)
+        ['demo/vote']
+    """
+    there = {model.name for model in models}
+    pairs = ((model.name, entry) for entry in entries for model in models if entry.model in ("", model.name))
+    names = (f"{model}/{entry.name}" for model, entry in pairs if "/" not in entry.name)
+    return [name for name in names if name not in there]
+
+
 class Models:
-    """The list of models, asked for again when it is older than `FRESH_S`; requests at once share one question."""
+    """The lists of models and of inferlets, asked for again when they are older than `FRESH_S`.
+
+    Requests at once share one question.
+    """
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self._asked_s = -FRESH_S
+        self._asked_s = self._entries_asked_s = -FRESH_S
         self._known: list[ServedModel] = []
+        self._entries: Sequence[CatalogueEntry] = ()
         self._lock = asyncio.Lock()
 
     async def list(self) -> list[ServedModel]:
@@ -98,3 +123,16 @@ class Models:
                 return self._known
         except TimeoutError as e:
             raise Unavailable(what="the runtime", detail=f"it did not answer for {ANSWER_S:g} s") from e
+
+    async def inferlets(self) -> Sequence[str]:
+        """Return the names MODEL/INFERLET that requests may use now; none if the catalogue doesn't answer."""
+        models = await self.list()
+        try:
+            async with asyncio.timeout(ANSWER_S), self._lock:
+                if time.monotonic() - self._entries_asked_s >= FRESH_S:
+                    self._entries = await self._client.catalogue()
+                    self._entries_asked_s = time.monotonic()
+        except (TimeoutError, TartletError) as e:
+            log.info("the catalogue's inferlets aren't listed among the models: %s", e)
+            return ()
+        return named(models, self._entries)
