@@ -88,6 +88,7 @@ def control_vectors() -> list[Vector]:
             queue=QUEUE,
             priority=int(Priority.HIGH),
         ),
+        submission(Op.EXPECT, Record(Op.EXPECT, 5000), tokens=5000),
         submission(Op.SYNCHRONIZE, awaited(Op.SYNCHRONIZE, queue=QUEUE), queue=QUEUE),
         submission(Op.RESET, Record(Op.RESET, queue=QUEUE), queue=QUEUE),
         submission(Op.CANCEL, awaited(Op.CANCEL, queue=QUEUE, a=41), queue=QUEUE, since=41),

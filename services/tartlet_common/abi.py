@@ -112,6 +112,7 @@ class Op(IntEnum):
     GET_ALL_EXPORTED_KVPAGES = 59  # answer payload: JSON list of {name, tokens, version, digest}
     # a: 1 if the queue's tables take over cached rows and leave theirs; b: 1 for all queues of the program. No answer.
     SET_PREFIX_CACHE = 60
+    EXPECT = 61  # a: tokens that the program expects to compute from now on; 0: it can't say. No answer.
     # answered by the worker
     EMBED_TXT = 64  # a: n, b: 0 token ids, 1 token slots; payload: u32 embeds[n], sources[n], positions[n]
     FORWARD = 65  # a: okv_offset, b: adapter (0 none), c: 1 with mask; payload: FORWARD_HEAD, lists, mask bits

@@ -178,6 +178,9 @@ TL_CALL void tl_log(uint32_t stream, const void *text, uint32_t length) {
 }
 TL_CALL void tl_send(const void *text, uint32_t length) { tl_text(TL_OP_SEND, 0, text, length); }
 
+/* Says how many more tokens the program expects to compute, prompts included; 0: it can't say. Only a hint. */
+TL_CALL void tl_expect(uint32_t tokens) { tl_begin(TL_OP_EXPECT, 0)->a = tokens; }
+
 /* Records an alloc_* or dealloc_* of the ids [first, first + count). */
 TL_CALL void tl_range(uint16_t op, uint32_t first, uint32_t count) {
   tl_begin(op, 4 * count);

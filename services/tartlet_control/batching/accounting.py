@@ -70,7 +70,7 @@ def settled(
         token_s = device_s / total
         for queue, of_queue in tokens.items():
             if queue.id >= 0:  # else control makes lost state again
-                book.serve(queue.thread, token_s * of_queue)
+                book.serve(queue.thread, token_s * of_queue, of_queue)
     elif queues:
         share_s = device_s / len(queues)
         for queue in queues:

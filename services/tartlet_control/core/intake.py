@@ -22,6 +22,7 @@ from tartlet_control.calls.registry import PARSERS, parse
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.queue_runner import QueueRunner, was_told
 from tartlet_control.core.shared_ops import SHARED_OPS, SharedOps
+from tartlet_control.order.expecting import expect
 from tartlet_control.tables.ledger import EMBEDS, PAGES, SLOTS
 from tartlet_control.tables.models import Models
 from tartlet_control.tables.outbox import CANCELLED, RESULT
@@ -215,6 +216,11 @@ class CommandIntake:
             program.caches = bool(record.a)
         self._answer(program, record)
 
+    def _expect(self, program: ProgramState, _: CommandQueue | None, record: Record, _payload: memoryview) -> None:
+        """Take a program's word on the tokens that it still needs. It names no queue, so nothing of it can fail."""
+        expect(program.account, record.a)
+        self._answer(program, record)
+
     AT_ONCE: ClassVar[dict[int, _AtOnce]] = {
         Op.CREATE_QUEUE: _create_queue,
         Op.SET_QUEUE_PRIORITY: _set_priority,
@@ -224,6 +230,7 @@ class CommandIntake:
         Op.DEALLOC_GRAMMAR: _dealloc_grammar,
         Op.GET_ALL_EXPORTED_KVPAGES: _exported,
         Op.SET_PREFIX_CACHE: _set_cache,
+        Op.EXPECT: _expect,
     }
     """Operations that act on arrival."""
 

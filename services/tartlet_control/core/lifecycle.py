@@ -293,7 +293,7 @@ class Lifecycle:
             if not self._of_tenant[program.tenant]:
                 del self._of_tenant[program.tenant]
             if program.killed is None and program.account.service_s:
-                self.history.ended(program.account.key, program.account.service_s)
+                self.history.ended(program.account.key, program.account.service_s, program.account.tokens)
             journals, next_after = "", b""
             if program.answers is not None and settled is not None:
                 journals = program.journals or program.session.journals

@@ -63,6 +63,12 @@ class Program:
     """Device time of the longest chain of its calls that was seen (Autellix, equation 2)."""
     waited_s: float = 0.0
     """Time that its ended calls have waited."""
+    tokens: int = 0
+    """Tokens that were computed for it, prompts included."""
+    expected_to: int = 0
+    """How many tokens it will have computed in all, by what it said last; 0: it said nothing."""
+    believed_to: int = 0
+    """Up to how many tokens what it says may put it before others; 0: it said nothing yet."""
     boosted_to_s: float = 0.0
     """The program goes before others until its service reaches this, because it had starved."""
     last_arrival_s: float = 0.0
@@ -141,9 +147,10 @@ def withdraws(thread: Thread) -> None:
         thread.idle_since, thread.waits_since = thread.waits_since, None
 
 
-def serve(thread: Thread, device_s: float) -> None:
-    """Charge a thread with its share of a step's device time."""
+def serve(thread: Thread, device_s: float, tokens: int = 0) -> None:
+    """Charge a thread with its share of a step's device time, in which so many of its tokens were computed."""
     program = thread.program
+    program.tokens += tokens
     thread.service_s += device_s
     thread.turn_s += device_s
     program.service_s += device_s

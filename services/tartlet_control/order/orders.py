@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from tartlet_control.order import expecting
 from tartlet_control.order.book import Thread
 from tartlet_control.order.sizes import History
 
@@ -130,11 +131,11 @@ def atlas(order: Order, thread: Thread, now: float) -> Rank:
 
 
 def gittins(order: Order, thread: Thread, now: float) -> Rank:
-    """Rank by how soon the program is likely to end, as past runs of the same program tell."""
+    """Rank by how soon the program is likely to end, as itself or past runs of the same program tell."""
     program = thread.program
     if _first(order, thread, now):
         return (float("-inf"), thread.arrived_s, program.number)
-    return (-order.history.index(program.key, program.service_s), thread.arrived_s, program.number)
+    return (-expecting.index(order.history, program), thread.arrived_s, program.number)
 
 
 def srpt(order: Order, thread: Thread, now: float) -> Rank:

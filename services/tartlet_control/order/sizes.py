@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from tartlet_control.order.book import Key
+from tartlet_control.order.book import Key, Program
 
 LEAST_S: Final = 1e-3
 """Upper end of the first bucket, in seconds of device time."""
@@ -26,6 +26,8 @@ POPULATION_RUNS: Final = 2.0
 """How many runs of its own the runs of all programs are worth to a program."""
 PRIOR_RUNS: Final = 0.5
 """How many runs the prior is worth. The prior's index falls with age: with no run known, less attained goes first."""
+USUAL_TOKEN_S: Final = 1e-3
+"""Device time of a token while no program has computed any."""
 REFRESH: Final = 0.05
 """Share of new runs after which an index is computed again."""
 
@@ -39,21 +41,28 @@ _PRIOR: Final = np.full(BUCKETS, PRIOR_RUNS / BUCKETS)  # equal mass in each: as
 class Sizes:
     """The sizes of the runs of one kind of program, in buckets of device time."""
 
-    __slots__ = ("counts", "seen", "total")
+    __slots__ = ("counts", "seen", "service_s", "tokens", "total")
 
     def __init__(self) -> None:
         self.counts = np.zeros(BUCKETS)
+        self.service_s = 0.0  # of the runs whose tokens are known
+        self.tokens = 0.0
         self.total = 0.0
         self.seen = 0
 
-    def add(self, service_s: float) -> None:
-        """Note a run that ended after so much service."""
+    def add(self, service_s: float, tokens: int = 0) -> None:
+        """Note a run that ended after so much service, in which it computed so many tokens; 0: that isn't known."""
+        if tokens:
+            self.service_s += service_s
+            self.tokens += tokens
         self.counts[min(BUCKETS - 1, max(0, int(np.searchsorted(EDGES, service_s)) - 1))] += 1.0
         self.total += 1.0
         self.seen += 1
         if self.total > MOST_RUNS:
             self.counts /= 2
             self.total /= 2
+            self.service_s /= 2
+            self.tokens /= 2
 
 
 def gittins(masses: np.ndarray) -> list[float]:
@@ -84,12 +93,12 @@ class History:
         self._index: dict[Key, tuple[int, list[float]]] = {}  # with the number of runs it was computed from
         self._most = most_keys
 
-    def ended(self, key: Key, service_s: float) -> None:
-        """Note a run of a program that ended after so much service."""
+    def ended(self, key: Key, service_s: float, tokens: int = 0) -> None:
+        """Note a run of a program that ended after so much service and so many tokens (0: that isn't known)."""
         sizes = self._keys.pop(key, None) or Sizes()
         self._keys[key] = sizes
-        sizes.add(service_s)
-        self._population.add(service_s)
+        sizes.add(service_s, tokens)
+        self._population.add(service_s, tokens)
         if len(self._keys) > self._most:
             oldest = next(iter(self._keys))
             del self._keys[oldest]
@@ -104,6 +113,16 @@ class History:
         if made is None or known > made[0] * (1 + REFRESH):
             made = self._index[of_key] = (known, gittins(self._masses(sizes)))
         return _at(made[1], service_s)
+
+    def token_s(self, program: Program) -> float:
+        """Return the device time of a program's token: as in past runs of the program, else its own, else of all."""
+        sizes = self._keys.get(program.key)
+        if sizes is not None and sizes.tokens and sizes.service_s:
+            return sizes.service_s / sizes.tokens
+        if program.tokens and program.service_s:
+            return program.service_s / program.tokens
+        population = self._population
+        return population.service_s / population.tokens if population.tokens else USUAL_TOKEN_S
 
     def _masses(self, sizes: Sizes | None) -> np.ndarray:
         masses = _PRIOR.copy()

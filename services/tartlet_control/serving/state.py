@@ -9,6 +9,7 @@ from typing import Any, Final
 from tartlet_common.engine.pools import Reach
 from tartlet_common.rpc.tenancy import EVERYONE, Scope
 from tartlet_control.core.core import Core
+from tartlet_control.order.expecting import left
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.programs import ProgramState
@@ -176,6 +177,7 @@ def _program(p: ProgramState, now: float, place: int) -> dict[str, Any]:
         "service_s": round(p.account.service_s, 6),
         "waited_s": round(p.account.wait_s(now, (q.thread for q in p.queues.values())), 6),
         "rank": place,
+        "expected_tokens": left(p.account),
         "sampled_tokens": p.sampled_tokens,
         "input_tokens": p.input_tokens,
         "computed_tokens": p.computed_tokens,

@@ -113,7 +113,7 @@ class _Engine:
     def _end(self, program: Program, now: float) -> None:
         index = program.number
         self.book.remove(str(index))
-        self.order.history.ended(program.key, program.service_s)
+        self.order.history.ended(program.key, program.service_s, program.tokens)
         self.outcome.response_s[index] = now - program.arrived_s
 
     def _round(self) -> None:
@@ -148,14 +148,14 @@ class _Engine:
         share_s = steps * step_s / len(chosen)
         ended = []
         for call in chosen:
-            served = share_s
+            served, tokens = share_s, steps + call.prefill
             if call.prefill:
                 prefill_s = costs.prefill_s * call.prefill
                 self.now += prefill_s
                 served += prefill_s
                 call.prefill = 0
             call.decode -= steps
-            accounts.serve(call.thread, served)
+            accounts.serve(call.thread, served, tokens)
             call.run.program.remaining_s -= served
             if not call.decode:
                 ended.append(call)

@@ -250,6 +250,21 @@ def test_closing_the_blocking_client_ends_what_other_threads_wait_for(server: Se
     assert [ends.get_nowait() for _ in threads] == ["Disconnected"] * len(threads)
 
 
+async def test_control_shows_how_many_of_the_tokens_that_a_program_expects_are_left(server: Serving) -> None:
+    async with client_of(server) as client:
+        run = await client.launch(program("expects"), ["100", "12"])
+        events = await client.attach(run.program_id)
+        await message(events)
+        [row] = (await client.state()).control["programs"]
+        # the last token is sampled and not computed; run-ahead may have computed some that nobody reads
+        assert row["expected_tokens"] == 100 - row["computed_tokens"]
+        assert 4 + 11 <= row["computed_tokens"] < 100
+        await client.send(run.program_id, "go on")
+        async for event in events:
+            if isinstance(event, tartlet.Ended):
+                assert event.success
+
+
 async def test_state_tells_models_and_engines(server: Serving) -> None:
     async with client_of(server) as client:
         state = await client.state()

@@ -170,6 +170,7 @@ CALLS: dict[str, Callable[..., object]] = {
         messages, add_generation_prompt=add_generation_prompt, model=info(model)
     ),
     "usage": inferlet.usage,
+    "expect": inferlet.expect,
     "set_queue_priority": lambda q, priority: inferlet.set_queue_priority(q, inferlet.Priority(priority)),
     "synchronize": inferlet.synchronize,
     "reset": inferlet.reset,

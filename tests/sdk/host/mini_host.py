@@ -112,6 +112,7 @@ class MiniHost:
         self.ops: list[Op] = []  # executed or answered, in order
         self.turn = -1  # the queue that had the last one
         self.priorities: list[int] = []
+        self.expected = 0
         self.grammars = mini_grammar.MiniGrammars()
         self.names = MiniNames()
         self.computed: dict[tuple[int, int], int] = {}  # tokens, by the identity of a row and the place in it
@@ -236,6 +237,8 @@ class MiniHost:
                 self.cancel(command)
             case Op.GET_ALL_EXPORTED_KVPAGES:
                 self.answer(command, payload=self.names.listed())
+            case Op.EXPECT:
+                self.expected = command.a
             case Op.SET_PREFIX_CACHE:
                 self.names.caches.append((command.queue, command.a, command.b))
             case Op.GRAMMAR | Op.DEALLOC_GRAMMAR:

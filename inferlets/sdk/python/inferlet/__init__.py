@@ -28,6 +28,7 @@ from inferlet._calls.on_queue import *  # noqa: F403 - what a call's function is
 from inferlet._calls.program import (
     continue_as_new,
     create_queue,
+    expect,
     get_arg,
     get_instance_id,
     get_version,
@@ -122,6 +123,7 @@ __all__ = [
     "detokenize_bytes",
     "ebnf",
     "errors",
+    "expect",
     "format_chat",
     "get_arg",
     "get_instance_id",

@@ -15,6 +15,7 @@ from inferlet._generated import abi
 from inferlet._models.models import chosen
 from inferlet._queues.queue import Queue
 from inferlet._values import refusals
+from inferlet._values.arguments import shown
 from inferlet._values.ids import ids
 from inferlet._values.types import Model, Priority, Usage
 from inferlet._wire import answers
@@ -227,6 +228,29 @@ def default_queue() -> Queue:
     if state.default_queue is None:
         state.default_queue = Queue(0, None)
     return state.default_queue
+
+
+def expect(tokens: int) -> None:
+    """Say how many more tokens the program expects to compute: prompts and answers of all its contexts, from now on.
+
+    This is a hint. With the order `gittins`, programs that need little go first, and without the hint past runs of the
+    program tell how much it needs. A program that computes more than twice what it said isn't put forward for what it
+    says later, so say what the whole rest of the program needs, not its next call. Later calls replace earlier ones.
+
+    Args:
+        tokens: how many; 0 if the program can't say any more. More than 2,147,483,648 count as that.
+
+    Raises:
+        InvalidArgument: `tokens` is no whole number, or is below 0.
+
+    Example:
+        >>> async def main():
+        ...     questions = ["One?", "Two?"]
+        ...     expect(len(questions) * 120)  # 20 tokens of prompt and 100 of answer for each
+    """
+    if type(tokens) is not int or tokens < 0:
+        raise refusals.refusal("expect", "tokens", f"it is a whole number of at least 0, not {shown(tokens)}")
+    channel.record(abi.OP_EXPECT, 0, min(tokens, 1 << 31))
 
 
 def usage() -> asyncio.Future[Usage]:
