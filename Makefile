@@ -98,6 +98,7 @@ lint: setup  ## Format, ruff, types, layers, generated code: nothing is changed
 	$(STAGE) "generated: reference pages" $(BIN)/python -m tools.gen_docs --check || failed=1; \
 	$(STAGE) "generated: CRDs" $(BIN)/python -m tools.gen_crds --check || failed=1; \
 	$(STAGE) "generated: benchmarks" $(BIN)/python -m tools.gen_benchmarks --check || failed=1; \
+	$(STAGE) "generated: dashboards" $(BIN)/python -m tools.gen_dashboards --check || failed=1; \
 	$(STAGE) tree $(BIN)/python -m tools.lint_tree || failed=1; \
 	exit $$failed
 
@@ -115,6 +116,7 @@ generate: protos  ## Everything that is generated and checked in: protos, the SD
 	$(BIN)/python -m tools.gen_docs
 	$(BIN)/python -m tools.gen_crds
 	$(BIN)/python -m tools.gen_benchmarks
+	$(BIN)/python -m tools.gen_dashboards
 
 .PHONY: protos
 protos: setup  ## protos/tartlet_protos from protos/tartlet/v1

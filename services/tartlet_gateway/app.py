@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Final
 
 from starlette.types import ASGIApp
@@ -12,14 +13,16 @@ from tartlet_common.config.settings import GatewaySettings, listed
 from tartlet_common.errors.registry import InvalidConfig
 from tartlet_common.process.role import Notify
 from tartlet_common.rpc.endpoints import Tls
+from tartlet_common.telemetry import telemetry
 from tartlet_gateway.access.gate import Gate
 from tartlet_gateway.access.keys import Keys
 from tartlet_gateway.access.rates import Rate
 from tartlet_gateway.http.certificate import Certificate
 from tartlet_gateway.http.guard import LOOPBACK, Guard, host_name
+from tartlet_gateway.http.metered import Metered
 from tartlet_gateway.http.server import bind, parts, serve
 from tartlet_gateway.openai.errors import refuse
-from tartlet_gateway.openai.routes import router
+from tartlet_gateway.openai.routes import pattern, router
 from tartlet_gateway.runs.backends import Backends
 
 log: Final = logging.getLogger("tartlet.gateway")
@@ -40,7 +43,10 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
     backends = Backends(settings.runtime, Tls.of(settings), settings.control or None, settings.body_bytes)
     stopped = asyncio.Event()
     try:
-        app = guarded(router(backends, stopped), keys, settings)
+        routes = router(backends, stopped)
+        app = guarded(routes, keys, settings)
+        if settings.health_address or telemetry.enabled():
+            app = Metered(app, partial(pattern, routes))
         log.info("serving at %s", url)
         await serve(app, listener, lambda: notify.ready(url), stopped.set, certificate)
     finally:

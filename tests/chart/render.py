@@ -92,7 +92,11 @@ def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], d
 EVERYTHING: Mapping[str, Any] = {
     "redis": {"enabled": True},
     "journals": {"store": "redis"},
-    "monitoring": {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}},
+    "monitoring": {
+        "podMonitor": {"enabled": True},
+        "prometheusRule": {"enabled": True},
+        "dashboards": {"enabled": True},
+    },
     "operator": {"namespaces": ["prod", "team-a"]},
     "gateway": {"enabled": True, "keys": {"secretName": "keys"}},
     "test": {"chat": {"secretName": "test-key"}},

@@ -53,6 +53,8 @@ class Metrics:
         self._writes: Counter[str] = Counter()
 
         def errors(_: CallbackOptions) -> Iterable[Observation]:
+            for kind in self._reconciles.copy():  # without a failure too: a counter that is missing tells nothing
+                yield Observation(0, {"kind": kind})
             for (kind, reason), n in self._errors.copy().items():
                 yield Observation(n, {"kind": kind, "reason": reason})
 

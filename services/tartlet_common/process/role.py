@@ -24,6 +24,7 @@ from tartlet_common.process.health import Health, served
 from tartlet_common.rpc import grpc_io as _grpc_io  # noqa: F401 - before gRPC is imported
 from tartlet_common.rpc.endpoints import install_uvloop
 from tartlet_common.telemetry import telemetry
+from tartlet_common.telemetry.certificates import show_expiry
 
 if TYPE_CHECKING:
     from tartlet_common.config.settings import _Settings
@@ -108,6 +109,7 @@ def run_role(
         _log_to_stderr(settings.log_format, settings.log_level, role)
         _allow_files()
         telemetry.setup(role, scraped=bool(settings.health_address))
+        show_expiry(_certificates(settings))
         if uvloop:
             install_uvloop()
         asyncio.run(_until_signalled(_with_health(settings.health_address, health, main(settings, notify))))
@@ -119,6 +121,12 @@ def run_role(
     finally:
         telemetry.shutdown()
     return 0
+
+
+def _certificates(settings: _Settings) -> dict[str, Path]:
+    """Return the files of the certificates that a role presents, by the names of the settings."""
+    named = {name: getattr(settings, name, None) for name in ("tls_certificate", "http_certificate")}
+    return {name: path for name, path in named.items() if path is not None}
 
 
 def _allow_files() -> None:

@@ -27,12 +27,16 @@ ATTR_POOL = "tartlet.pool"
 ATTR_MEMORY_USE = "tartlet.memory.use"
 ATTR_PEER = "tartlet.link.peer"  # runtime or worker
 ATTR_PAUSE = "tartlet.recovery.pause"  # s
+ATTR_CERTIFICATE = "tartlet.certificate"  # the setting that names the file
+ATTR_HTTP_METHOD = "http.request.method"
+ATTR_HTTP_ROUTE = "http.route"
+ATTR_HTTP_STATUS = "http.response.status_code"
 
 # events of spans
 EVENT_RECOVERING = "tartlet.program.recovering"
 
 # metrics
-METRIC_REQUEST_DURATION = "gen_ai.server.request.duration"  # s
+METRIC_AGENT_DURATION = "gen_ai.invoke_agent.duration"  # s
 METRIC_TIME_TO_FIRST_TOKEN = "gen_ai.server.time_to_first_token"  # noqa: S105 - s
 METRIC_TIME_PER_OUTPUT_TOKEN = "gen_ai.server.time_per_output_token"  # noqa: S105 - s
 METRIC_TOKEN_USAGE = "gen_ai.client.token.usage"  # noqa: S105 - tokens
@@ -49,6 +53,10 @@ METRIC_LEDGER_LEAKS = "tartlet.ledger.leaks"
 METRIC_MEMORY_TAKEN = "tartlet.memory.taken"  # bytes
 METRIC_MEMORY_LIMIT = "tartlet.memory.limit"  # bytes
 METRIC_LINK_RESUMES = "tartlet.link.resumes"
+METRIC_CERTIFICATE_EXPIRY = "tartlet.certificate.expiry"  # s since 1970
+METRIC_HTTP_DURATION = "http.server.request.duration"  # s
+METRIC_HTTP_ACTIVE = "http.server.active_requests"
+METRIC_FIRST_BYTE = "tartlet.gateway.time_to_first_byte"  # s
 
 # values that the conventions define
 OPERATION = SPAN_PROGRAM
@@ -56,7 +64,7 @@ PROVIDER = "tartlet"
 BUCKETS: dict[
     str, tuple[float, ...]
 ] = {  # upper bounds of a histogram in seconds; the library's defaults begin at 5, which suits milliseconds
-    METRIC_REQUEST_DURATION: tuple(0.01 * 2**i for i in range(14)),
+    METRIC_AGENT_DURATION: tuple(0.01 * 2**i for i in range(14)),
     METRIC_TIME_TO_FIRST_TOKEN: (
         *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
         *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -66,6 +74,8 @@ BUCKETS: dict[
         *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
     ),
     METRIC_TOKEN_USAGE: tuple(4.0**i for i in range(14)),
+    METRIC_HTTP_DURATION: tuple(0.005 * 2**i for i in range(16)),
+    METRIC_FIRST_BYTE: tuple(0.001 * 2**i for i in range(16)),
     METRIC_STEP_DURATION: tuple(0.001 * 2**i for i in range(14)),  # not from the conventions, like the next
     METRIC_STEP_COMMANDS: tuple(2.0**i for i in range(14)),
 }

@@ -16,7 +16,7 @@ from tartlet_gateway.runs.backends import Backends
 from tartlet_gateway.runs.caller import Caller
 
 
-def router(backends: Backends, stopped: asyncio.Event) -> ASGIApp:
+def router(backends: Backends, stopped: asyncio.Event) -> Router:
     """Return the application that serves the API; once `stopped` is set, completions under way end with an error."""
     listing = _only("GET", ModelsEndpoint(backends))
     return Router(
@@ -33,6 +33,12 @@ def router(backends: Backends, stopped: asyncio.Event) -> ASGIApp:
         redirect_slashes=False,
         default=_unknown,
     )
+
+
+def pattern(routes: Router, scope: Scope) -> str:
+    """Return the pattern of the route that took a request, such as `/v1/models/{name:path}`; "" if none did."""
+    taken = scope.get("endpoint")
+    return next((r.path for r in routes.routes if isinstance(r, Route) and r.endpoint is taken), "")
 
 
 class _Health:

@@ -52,7 +52,7 @@ class Spans:
         if not self._measured:
             return
         meter = telemetry.meter()
-        self._duration = telemetry.histogram(names.METRIC_REQUEST_DURATION, "s")
+        self._duration = telemetry.histogram(names.METRIC_AGENT_DURATION, "s")
         self._first = telemetry.histogram(names.METRIC_TIME_TO_FIRST_TOKEN, "s")
         self._per_token = telemetry.histogram(names.METRIC_TIME_PER_OUTPUT_TOKEN, "s")
         self._tokens = telemetry.histogram(names.METRIC_TOKEN_USAGE, "{token}")

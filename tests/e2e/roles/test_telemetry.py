@@ -83,7 +83,7 @@ def test_one_trace_runs_through_all_four_processes(run_dir: Path, receiver: Any)
     assert all(not span.parent_span_id or span.parent_span_id in ids for _, span in kept.spans)
     assert len(kept.spans) < 100, "spans are per program, call and step, never per token"
     assert "tartlet-control" in kept.metrics
-    assert {names.METRIC_REQUEST_DURATION, names.METRIC_TOKEN_USAGE} <= kept.metrics["tartlet-runtime"]
+    assert {names.METRIC_AGENT_DURATION, names.METRIC_TOKEN_USAGE} <= kept.metrics["tartlet-runtime"]
     (agent,) = [_attributes(span) for _, span in kept.spans if span.name == "invoke_agent"]
     assert agent["gen_ai.request.model"] in kept.models, "the default model has a name"
     assert agent["gen_ai.request.model"] != ""

@@ -36,7 +36,7 @@ def test_a_program_s_times_and_tokens_are_told_apart_by_their_buckets(reader: In
     usage = programs_pb2.Usage(input_tokens=9, sampled_tokens=40, first_token_s=0.03, per_token_s=0.004, wall_s=0.3)
     spans.end(None, "demo", usage, None)
     for name, value in (
-        (names.METRIC_REQUEST_DURATION, 0.3),
+        (names.METRIC_AGENT_DURATION, 0.3),
         (names.METRIC_TIME_TO_FIRST_TOKEN, 0.03),
         (names.METRIC_TIME_PER_OUTPUT_TOKEN, 0.004),
     ):
