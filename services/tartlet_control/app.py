@@ -58,6 +58,12 @@ async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, l
         from tartlet_control.serving.observe import Observer  # here: it needs OpenTelemetry's SDK, 100 ms
 
         Observer(core).attach(traced=traced)
+    follower = None
+    if settings.directory_url:
+        from tartlet_control.directory.opening import follower_of  # here: a control without Redis starts sooner
+
+        follower = follower_of(core, clock)
+        await follower.load()
     loop = CoreLoop(core)
     loop.leads = lambda: clock.now() < lease.until
     tokenizers = Tokenizers(lambda: {engine.spec.tokenizer_digest for engine in core.engines.values()})
@@ -78,6 +84,8 @@ async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, l
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(loop.tick_forever())
             tasks.create_task(lease.keep())
+            if follower is not None:
+                tasks.create_task(follower.run())
             await server.wait_for_termination()
     except* LeaseLost as group:
         log.error("%s", group.exceptions[0])  # noqa: TRY400 - it names what is wrong
@@ -86,6 +94,8 @@ async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, l
         notify.set_ready("draining")
         await sockets.close()
         await server.stop(_STOP_GRACE_S)
+        if follower is not None:
+            await follower.close()
 
 
 def calm_collector() -> None:

@@ -130,6 +130,19 @@ class ControlSettings(_Settings):
     lease_s: float = Field(
         2.0, ge=0.5, le=60, description="seconds for which the lease in Redis is valid; a standby takes over behind it"
     )
+    directory_url: str = Field(
+        "",
+        json_schema_extra={"means": "redis://HOST:PORT/DB or rediss://HOST:PORT/DB, without a password"},
+        description="Redis in which names of contexts, the places of pages and past runs outlive control: "
+        "redis://HOST:PORT or rediss://; empty: control's memory alone",
+    )
+    directory_password_file: Path | None = Field(None, description="file with the password of the directory's Redis")
+    directory_ca_file: Path | None = Field(None, description="PEM certificate of the CA of the directory's Redis")
+    directory_release: str = Field(
+        "tartlet",
+        pattern=r"^[A-Za-z0-9._/-]{1,128}$",
+        description="names the directory, so that several releases may share a Redis",
+    )
 
 
 class RuntimeSettings(_Settings):

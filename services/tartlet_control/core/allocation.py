@@ -35,7 +35,7 @@ class Allocator:
         if engine is None:
             program = place.program
             engine = place.engine = self._placing.choose(place)
-            engine.program_ids[program.id] = None
+            engine.seat(program.id)
             for queue in program.queues.values():
                 if queue.place is place:
                     queue.spec = engine.spec

@@ -372,7 +372,7 @@ def free_place(place: Place, engine: EngineState) -> None:
             table.number = -1
     for grammar in place.grammars.values():
         engine.grammars.drop(grammar)
-    engine.program_ids.pop(program.id, None)
+    engine.unseat(program.id)
 
 
 def _capped(asked: int, most: int) -> int:

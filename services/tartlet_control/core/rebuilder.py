@@ -305,7 +305,7 @@ class Rebuilder:
         assert recovery is not None
         chosen = self._candidates(place)
         roomy = [e for e in chosen if room.fits(e, recovery.need)]
-        return min(roomy or chosen, key=lambda e: len(e.program_ids), default=None)
+        return min(roomy or chosen, key=lambda e: (e.id != recovery.home, len(e.program_ids)), default=None)
 
     def _begin(self, place: Place, engine: EngineState) -> bool:
         """Let a place take an engine, and queue what makes its contents again. Returns False if there is no room."""
@@ -328,7 +328,7 @@ class Rebuilder:
         del self.waiting[place]
         self.making[place] = None
         place.engine = engine
-        engine.program_ids[program.id] = None
+        engine.seat(program.id)
         own = place.own_queue()
         for queue in all_queues(place):
             queue.spec, queue.lane = engine.spec, engine.new_lane()

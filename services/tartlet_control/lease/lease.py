@@ -69,9 +69,9 @@ def lease_of(settings: ControlSettings, clock: Clock) -> Lease:
         raise InvalidConfig(role="control", detail=detail, remedy="Use file:///PATH or redis://HOST:PORT.")
     if parts.scheme == "file":
         return FileLease(parts.path, clock)
-    if parts.password:
-        detail = "lease_url holds a password, which other users of the machine could read"
-        raise InvalidConfig(role="control", detail=detail, remedy="Put the password into lease_password_file.")
-    from tartlet_control.lease.redis_lease import RedisLease  # here: a control without Redis starts sooner
+    # here: a control without Redis starts sooner
+    from tartlet_control.lease.redis_client import check_no_password
+    from tartlet_control.lease.redis_lease import RedisLease
 
+    check_no_password(settings.lease_url, "lease")
     return RedisLease(settings, clock)

@@ -8,7 +8,6 @@ import logging
 import uuid
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import redis.asyncio as redis
 
@@ -16,6 +15,7 @@ from tartlet_common.clock import Clock
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.errors.registry import LeaseLost
 from tartlet_common.rpc.resume import epoch_of
+from tartlet_control.lease.redis_client import make_client
 
 log = logging.getLogger("tartlet.control")
 
@@ -46,7 +46,9 @@ class RedisLease:
         self._clock = clock
         self._holder = uuid.uuid4().hex
         self._lease_s = settings.lease_s
-        self._client = _client_of(settings)
+        self._client = make_client(
+            settings.lease_url, settings.lease_password_file, settings.lease_ca_file, settings.lease_s / 4
+        )
         self.until = 0.0
 
     async def acquire(self) -> int:
@@ -95,14 +97,3 @@ class RedisLease:
     async def _run(self, script: str, keys: tuple[str, ...], *values: int) -> int:
         evaluate: Callable[..., Any] = self._client.eval
         return int(await evaluate(script, len(keys), *keys, self._holder, *values))
-
-
-def _client_of(settings: ControlSettings) -> redis.Redis:
-    timeout_s = settings.lease_s / 4
-    options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-    if settings.lease_password_file is not None:
-        options["password"] = settings.lease_password_file.read_text().strip()
-    if urlsplit(settings.lease_url).scheme == "rediss" and settings.lease_ca_file is not None:
-        options["ssl_ca_certs"] = str(settings.lease_ca_file)
-    make: Callable[..., redis.Redis] = redis.Redis.from_url
-    return make(settings.lease_url, **options)

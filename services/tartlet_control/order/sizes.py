@@ -9,6 +9,7 @@ Righter 2009).
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
@@ -84,7 +85,7 @@ def gittins(masses: np.ndarray) -> list[float]:
 class History:
     """What past runs tell of the programs that run now, for each (tenant, name, digest) and for all together."""
 
-    __slots__ = ("_index", "_keys", "_most", "_population")
+    __slots__ = ("_index", "_keys", "_most", "_population", "on_change")
 
     def __init__(self, most_keys: int = 4096) -> None:
         """`most_keys`: kinds of programs to remember; the one that ended longest ago is forgotten first."""
@@ -92,6 +93,27 @@ class History:
         self._population = Sizes()
         self._index: dict[Key, tuple[int, list[float]]] = {}  # with the number of runs it was computed from
         self._most = most_keys
+        self.on_change: Callable[[Key | None], object] = _nothing
+        """Called with a kind of program that has ended a run or was forgotten; None: all programs together."""
+
+    def known(self, key: Key | None) -> Sizes | None:
+        """Return what past runs used of a kind of program (None: of all together); None if none is known."""
+        if key is None:
+            return self._population if self._population.total else None
+        return self._keys.get(key)
+
+    @property
+    def keys(self) -> Iterable[Key]:
+        """The kinds of programs that are known, the one that ended longest ago first."""
+        return self._keys.keys()
+
+    def put(self, key: Key | None, sizes: Sizes) -> None:
+        """Take what an earlier control knew of a kind of program (None: of all together), unless some is known here."""
+        if key is None:
+            if not self._population.total:
+                self._population = sizes
+        elif key not in self._keys and len(self._keys) < self._most:
+            self._keys[key] = sizes
 
     def ended(self, key: Key, service_s: float, tokens: int = 0) -> None:
         """Note a run of a program that ended after so much service and so many tokens (0: that isn't known)."""
@@ -103,6 +125,9 @@ class History:
             oldest = next(iter(self._keys))
             del self._keys[oldest]
             self._index.pop(oldest, None)
+            self.on_change(oldest)
+        self.on_change(key)
+        self.on_change(None)
 
     def index(self, key: Key, service_s: float) -> float:
         """Return the Gittins index, in 1/s, of a program that has had so much service."""
@@ -132,6 +157,10 @@ class History:
         if sizes is not None:
             masses += sizes.counts
         return masses
+
+
+def _nothing(_: Key | None) -> None:
+    return
 
 
 def _at(index: list[float], service_s: float) -> float:

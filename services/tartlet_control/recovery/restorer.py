@@ -139,9 +139,9 @@ class Restorer:
         program.in_flight += sum(c.outcome is None for c in place.log if type(c) is not Share)
         for number, line in book.tables.items():
             place.tables[number] = PageTable(line.queue_id)
-        self._rebuilder.take_back(
-            place, Recovery(_any_size(place.model.spec), ControlLost(why="no engine has come"), now)
-        )
+        recovery = Recovery(_any_size(place.model.spec), ControlLost(why="no engine has come"), now)
+        recovery.home = self._core.placing.homes.get(program.id, {}).get(place.model.spec.model_digest, "")
+        self._rebuilder.take_back(place, recovery)
 
     @staticmethod
     def _answer(program: ProgramState, folded: Folded) -> None:

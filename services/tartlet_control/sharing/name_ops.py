@@ -77,6 +77,7 @@ class NameOps:
             ticket=command.ticket,
             ttl_s=command.ttl_s or self._ttl_s,
             used_s=self.now_s,
+            page_size=place.model.spec.page_size,
         )
         version = self._names.export(key, made)
         return len(version.tokens), version.number, version.digest

@@ -47,6 +47,7 @@ class Version:
         program_id, ticket: the command that exported it, so that the command takes effect once.
         ttl_s: seconds without use after which it ends; 0: never.
         used_s: when it was last exported or imported, in seconds since 1970.
+        page_size: tokens of a row.
         importers: the running programs that have imported it.
     """
 
@@ -58,6 +59,7 @@ class Version:
     ticket: int
     ttl_s: float
     used_s: float
+    page_size: int = 0
     importers: set[str] = field(default_factory=set)
 
 

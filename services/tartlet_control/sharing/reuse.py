@@ -36,18 +36,24 @@ Pairs = list[tuple[EmbedTxt, ForwardTable]]
 def root(place: Place) -> bytes:
     """Return the digest before the first row of a program's tables."""
     spec = place.model.spec
-    return _root(place.program.tenant, spec.model_digest, spec.page_size)
+    return root_of_rows(place.program.tenant, spec.model_digest, spec.page_size)
 
 
-def _root(tenant: str, model_digest: str, page_size: int) -> bytes:
+def root_of_rows(tenant: str, model_digest: str, page_size: int) -> bytes:
+    """Return the digest before the first row of a tenant's tables under a model."""
     return root_of(tenant, model_digest, str(page_size), "")  # the last one is the adapter
+
+
+def digests_of(beginning: Beginning) -> list[bytes]:
+    """Return the digests of the full rows of a context's beginning."""
+    before = root_of_rows(beginning.tenant, beginning.model_digest, beginning.page_size)
+    return chain(before, rows_of([*beginning.tokens], beginning.page_size))
 
 
 def held_tokens(engines: Iterable[EngineState], beginning: Beginning) -> dict[str, int]:
     """Return how many tokens of a context's beginning engines have rows for, by the engine's id."""
     size = beginning.page_size
-    before = _root(beginning.tenant, beginning.model_digest, size)
-    digests = chain(before, rows_of([*beginning.tokens], size))
+    digests = digests_of(beginning)
     found = {engine.id: engine.prefixes.match(digests) * size for engine in engines}
     return {engine_id: tokens for engine_id, tokens in found.items() if tokens}
 

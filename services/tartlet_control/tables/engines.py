@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ class EngineState:
 
     __slots__ = (
         "cached_tokens", "clear", "computed_tokens", "copies", "device_s", "gone_since", "grammars", "home", "host",
-        "id", "incarnation", "joined_s", "let_go", "link", "model_index", "next_lane", "outgoing", "pools",
+        "id", "incarnation", "joined_s", "let_go", "link", "model_index", "next_lane", "on_seat", "outgoing", "pools",
         "prefixes", "program_ids", "protocol", "reset_lanes", "sampled_tokens", "spec", "status", "step_number",
         "step_spans", "steps", "tables", "tokens_per_s", "window_s", "window_tokens",
     )  # fmt: skip
@@ -79,6 +80,8 @@ class EngineState:
         self.let_go = False
         """Whether the worker was told to go, because the engine is drained."""
         self.program_ids: dict[str, None] = {}  # programs placed here, in order of placement
+        self.on_seat: Callable[[str], object] = _nothing
+        """Called with a program that was placed here or has left."""
         self.outgoing: list[Step] = []
         self.step_number = first_step
         self.next_lane = 1
@@ -93,6 +96,17 @@ class EngineState:
         self.window_s = 0.0
         self.window_tokens = 0
         self.step_spans: Any = None  # rate limits of the spans of its steps (`step_spans`)
+
+    def seat(self, program_id: str) -> None:
+        """Note that a program is placed here."""
+        self.program_ids[program_id] = None
+        self.on_seat(program_id)
+
+    def unseat(self, program_id: str) -> None:
+        """Note that a program isn't placed here any more."""
+        if program_id in self.program_ids:
+            del self.program_ids[program_id]
+            self.on_seat(program_id)
 
     def new_lane(self) -> int:
         """Return a number for a queue on this engine. The queue starts unpoisoned, whoever had the number before."""
@@ -159,6 +173,10 @@ class EngineState:
 def engine_id_of(home: Home, name: str) -> str:
     """Return control's id of an engine: the name that its worker gives, behind the owner if there is one."""
     return f"{home.owner}/{name}" if home.owner else name
+
+
+def _nothing(_: str) -> None:
+    return
 
 
 def _no_columns() -> list[Any]:

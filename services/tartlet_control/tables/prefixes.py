@@ -10,7 +10,7 @@ rows from the first one to the branch's end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final
@@ -64,10 +64,16 @@ class Prefixes:
         self._leaves: list[tuple[int, int, Node]] = []  # a heap by last use; entries of earlier uses are skipped
         self.pinned: dict[bytes, int] = {}
         """Digests whose rows, with all before them, go last, by the number of names that end there."""
+        self.on_change: Callable[[bytes], object] = _nothing
+        """Called with the digest of a row that has come or gone."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self._nodes)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the digests of all rows."""
+        return iter(self._nodes)
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._nodes
@@ -239,6 +245,7 @@ class Prefixes:
             parent.kid = node
         branch.nodes += 1
         self._nodes[digest] = self._of_page[page] = node
+        self.on_change(digest)
         return node
 
     def _remove(self, node: Node) -> None:
@@ -258,6 +265,7 @@ class Prefixes:
             node.after.before = node.before
         del self._nodes[node.digest], self._of_page[node.page]
         node.branch.nodes -= 1
+        self.on_change(node.digest)
         return self._pages.drop([node.page])
 
     def _cut(self, branch: Branch, rows: int) -> None:
@@ -282,3 +290,7 @@ class Prefixes:
             nodes = self._nodes
             self._leaves = [e for e in self._leaves if e[0] == e[2].used and nodes.get(e[2].digest) is e[2]]
             heapify(self._leaves)
+
+
+def _nothing(_: bytes) -> None:
+    return

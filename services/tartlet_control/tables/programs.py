@@ -146,7 +146,7 @@ class Place:
 class Recovery:
     """The way of a place's state to another engine."""
 
-    __slots__ = ("cause", "gave_way", "need", "since_s", "spec", "suspect", "to", "until")
+    __slots__ = ("cause", "gave_way", "home", "need", "since_s", "spec", "suspect", "to", "until")
 
     def __init__(self, spec: EngineSpec, cause: TartletError, since_s: float) -> None:
         self.spec = spec  # of the engine that held the state
@@ -155,6 +155,7 @@ class Recovery:
         self.suspect = False  # the engine died while it computed for the program
         self.gave_way: EngineState | None = None  # the engine on which others needed its memory
         self.to: EngineState | None = None  # the engine that it moves to; None: any
+        self.home = ""  # the id of the engine that had the state before control died
         self.need = (0, 0, 0)  # what the state takes of each pool
         self.until: dict[CommandQueue, int] = {}
         """How many commands of each queue have settled once all that the dead engine had were executed again."""

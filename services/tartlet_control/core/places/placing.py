@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tartlet_common.errors.registry import NoEngine
@@ -38,7 +38,9 @@ class Placing:
         """Calls of each engine, counted once between two pumps."""
         self._turns: dict[ServedModel, int] = {}
         self.held: HeldTokens = nothing_held
-        """Says which engines have pages of a beginning: the directory's part."""
+        """Says which engines have pages of a beginning."""
+        self.homes: Mapping[str, Mapping[str, str]] = {}
+        """For programs of an earlier control, the engines where they were, by the model's digest."""
 
     def begin(self, now: float) -> None:
         """Forget the counts of the last time."""

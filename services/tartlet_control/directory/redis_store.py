@@ -1,0 +1,188 @@
+"""The directory in Redis: a hash for each section of a generation. Each change is a script that checks the generation.
+
+Keys, of a release `R` (docs/operations.md has the table):
+- `tartlet:directory:1:{R}:live`: the live generation;
+- `...:generations`: a hash with the epoch of the control that wrote each generation;
+- `...:GENERATION:sections`: a set with the names of its sections;
+- `...:GENERATION/SECTION`: a hash with the entries of a section.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import redis.asyncio as redis
+
+from tartlet_control.directory.store import Entries, Found, StoreAway, StoreLost, StoreTaken, grown
+
+log = logging.getLogger("tartlet.control")
+
+VERSION: Final = 1
+"""Of the entries' form. A control reads no entries of another version."""
+KEPT_S: Final = 7 * 86_400
+"""Redis forgets a directory that no control has written for so long, in seconds."""
+_CHUNK: Final = 512
+"""Entries of one script: Redis does nothing else meanwhile."""
+_BEGIN: Final = """
+if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then redis.call('UNLINK', KEYS[1]) end
+for _, epoch in ipairs(redis.call('HVALS', KEYS[1])) do
+  if (tonumber(epoch) or 0) > tonumber(ARGV[2]) then return 0 end
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+return 1
+"""
+_COMMIT: Final = """
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
+redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[2])
+for _, other in ipairs(redis.call('HKEYS', KEYS[1])) do
+  if other ~= ARGV[1] then
+    local names = ARGV[3] .. other .. ':sections'
+    for _, section in ipairs(redis.call('SMEMBERS', names)) do
+      redis.call('UNLINK', ARGV[3] .. other .. '/' .. section)
+    end
+    redis.call('UNLINK', names)
+    redis.call('HDEL', KEYS[1], other)
+  end
+end
+return 1
+"""
+_WRITE: Final = """
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return false end
+local sets = tonumber(ARGV[4])
+if sets > 0 then redis.call('HSET', KEYS[3], unpack(ARGV, 5, 4 + 2 * sets)) end
+if #ARGV > 4 + 2 * sets then redis.call('HDEL', KEYS[3], unpack(ARGV, 5 + 2 * sets)) end
+redis.call('SADD', KEYS[2], ARGV[3])
+redis.call('EXPIRE', KEYS[2], ARGV[2])
+redis.call('EXPIRE', KEYS[3], ARGV[2])
+return redis.call('HLEN', KEYS[3])
+"""
+_DROP: Final = """
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return false end
+redis.call('UNLINK', KEYS[3])
+redis.call('SREM', KEYS[2], ARGV[2])
+return 1
+"""
+_CHECK: Final = """
+if redis.call('GET', KEYS[3]) ~= ARGV[1] or redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return false end
+local found = {}
+for _, section in ipairs(redis.call('SMEMBERS', KEYS[2])) do
+  local key = ARGV[3] .. ARGV[1] .. '/' .. section
+  redis.call('EXPIRE', key, ARGV[2])
+  found[#found + 1] = section
+  found[#found + 1] = redis.call('HLEN', key)
+end
+for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, ARGV[2]) end
+return found
+"""
+
+
+class RedisStore:
+    """One control's view of the directory of a release."""
+
+    def __init__(self, client: redis.Redis, release: str, epoch: int) -> None:
+        """Use a connection that repeats no command. `release` tells the directories in one Redis apart."""
+        self._client = client
+        self._epoch = epoch
+        self._root = f"tartlet:directory:{VERSION}:{{{release}}}:"
+        self._live = f"{self._root}live"
+        self._generations = f"{self._root}generations"
+        self._generation = ""
+        self._sizes: dict[str, int] = {}
+
+    async def read(self) -> AsyncIterator[tuple[str, Found]]:
+        """Yield the entries of the live generation."""
+        try:
+            get: Callable[..., Any] = self._client.get
+            live = await get(self._live)
+            if live is None:
+                return
+            generation = live.decode("utf-8", "surrogateescape")
+            smembers: Callable[..., Any] = self._client.smembers
+            for section in await smembers(f"{self._root}{generation}:sections"):
+                name = section.decode("utf-8", "surrogateescape")
+                async for chunk in self._scan(self._key(generation, name)):
+                    yield name, chunk
+        except redis.BusyLoadingError as e:
+            raise StoreAway(str(e)) from e
+        except redis.ResponseError as e:  # another program uses the same keys for something else
+            log.warning("the directory can't be read: %s", e)
+        except (redis.RedisError, OSError) as e:
+            raise StoreAway(str(e)) from e
+
+    async def _scan(self, key: bytes) -> AsyncIterator[Found]:
+        cursor = 0
+        hscan: Callable[..., Any] = self._client.hscan
+        while True:
+            cursor, found = await hscan(key, cursor, count=_CHUNK)
+            yield list(found.items())
+            if not cursor:
+                return
+
+    async def begin(self) -> None:
+        """Begin a generation."""
+        self._generation, self._sizes = uuid.uuid4().hex, {}
+        if not await self._run(_BEGIN, [self._generations], self._generation, self._epoch, KEPT_S):
+            raise StoreTaken
+
+    async def commit(self) -> None:
+        """Make the generation live."""
+        if not await self._run(_COMMIT, [self._generations, self._live], self._generation, KEPT_S, self._root):
+            raise StoreLost
+
+    async def write(self, section: str, entries: Entries) -> None:
+        """Set and delete entries; the scripts of all chunks travel together."""
+        keys = self._keys(section)
+        pipeline = self._client.pipeline(transaction=False)
+        evaluate: Callable[..., Any] = pipeline.eval
+        for at in range(0, len(entries), _CHUNK):
+            chunk = entries[at : at + _CHUNK]
+            args: list[Any] = [part for name, value in chunk if value is not None for part in (name, value)]
+            gone = [name for name, value in chunk if value is None]
+            head = (self._generation, KEPT_S, section, len(args) // 2)
+            evaluate(_WRITE, len(keys), *keys, *head, *args, *gone)
+        try:
+            sizes = await pipeline.execute()
+        except (redis.RedisError, OSError) as e:
+            raise StoreAway(str(e)) from e
+        if None in sizes:
+            raise StoreLost
+        if sizes:
+            self._sizes[section] = int(sizes[-1])
+
+    async def drop(self, section: str) -> None:
+        """Delete a section."""
+        if not await self._run(_DROP, self._keys(section), self._generation, section):
+            raise StoreLost
+        self._sizes.pop(section, None)
+
+    async def check(self) -> None:
+        """Compare the sizes of sections, and put off that Redis forgets them."""
+        keys = [self._generations, f"{self._root}{self._generation}:sections", self._live]
+        told = await self._run(_CHECK, keys, self._generation, KEPT_S, self._root)
+        if told is None:
+            raise StoreLost
+        found = dict(zip((name.decode("utf-8", "replace") for name in told[::2]), told[1::2], strict=True))
+        if grown(found) != grown(self._sizes):
+            raise StoreLost
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    def _keys(self, section: str) -> list[Any]:
+        names = f"{self._root}{self._generation}:sections"
+        return [self._generations, names, self._key(self._generation, section)]
+
+    def _key(self, generation: str, section: str) -> bytes:
+        return f"{self._root}{generation}/{section}".encode("utf-8", "surrogateescape")
+
+    async def _run(self, script: str, keys: list[Any], *args: Any) -> Any:
+        evaluate: Callable[..., Any] = self._client.eval
+        try:
+            return await evaluate(script, len(keys), *keys, *args)
+        except (redis.RedisError, OSError) as e:
+            raise StoreAway(str(e)) from e
