@@ -17,12 +17,12 @@ from tartlet_common.telemetry import telemetry
 from tartlet_gateway.access.gate import Gate
 from tartlet_gateway.access.keys import Keys
 from tartlet_gateway.access.rates import Rate
+from tartlet_gateway.api.routes import pattern, router
 from tartlet_gateway.http.certificate import Certificate
 from tartlet_gateway.http.guard import LOOPBACK, Guard, host_name
 from tartlet_gateway.http.metered import Metered
 from tartlet_gateway.http.server import bind, parts, serve
 from tartlet_gateway.openai.errors import refuse
-from tartlet_gateway.openai.routes import pattern, router
 from tartlet_gateway.runs.backends import Backends
 
 log: Final = logging.getLogger("tartlet.gateway")
@@ -48,7 +48,7 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
         if settings.health_address or telemetry.enabled():
             app = Metered(app, partial(pattern, routes))
         log.info("serving at %s", url)
-        await serve(app, listener, lambda: notify.ready(url), stopped.set, certificate)
+        await serve(app, listener, lambda: notify.ready(url), stopped.set, settings.body_bytes, certificate)
     finally:
         notify.set_ready("draining")
         await backends.close()

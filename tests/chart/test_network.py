@@ -104,7 +104,7 @@ def test_only_runtimes_reach_the_redis_of_journals() -> None:
     assert not policies().allow(Flow(runtime, journals, 6379))
 
 
-def test_a_gateway_is_reached_from_its_namespace_or_as_asked_and_dials_runtimes_alone() -> None:
+def test_a_gateway_is_reached_from_its_namespace_or_as_asked_and_dials_runtimes_and_control() -> None:
     enabled = {"gateway": {"enabled": True, "keys": {"secretName": "keys"}}}
     rules = policies(enabled)
     gateway, web = flows.role("gateway", "tartlet", "prod"), Pod("prod", {"app": "web"})
@@ -112,10 +112,12 @@ def test_a_gateway_is_reached_from_its_namespace_or_as_asked_and_dials_runtimes_
         assert rules.allow(Flow(caller, gateway, 8200))
         assert not rules.allow(Flow(caller, gateway, 8080))
     assert rules.allow(Flow(gateway, flows.role("runtime", "tartlet", "prod"), 7444))
+    assert rules.allow(Flow(gateway, flows.role("control", "tartlet", "prod"), 7443))  # for the catalogue
+    assert not policies().allow(Flow(gateway, flows.role("control", "tartlet", "prod"), 7443))
     assert rules.allow(Flow(gateway, flows.DNS, 53, "UDP"))
     ingress = Pod("elsewhere", {"app": "ingress"})
     assert not rules.allow(Flow(ingress, gateway, 8200))
-    for target, port in ((Host(flows.WORLD), 443), (flows.role("control", "tartlet", "prod"), 7443), (web, 80)):
+    for target, port in ((Host(flows.WORLD), 443), (flows.role("worker", "tartlet", "prod"), 7443), (web, 80)):
         assert not rules.allow(Flow(gateway, target, port))
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "elsewhere"}}}
     asked = Policies(

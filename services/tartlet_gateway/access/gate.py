@@ -68,9 +68,9 @@ class Gate:
 
         async def told(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], *tenant.headers(self._clock())]
+            if message["type"] in ("http.response.start", "websocket.accept"):
+                status = message.get("status", 101)
+                message["headers"] = [*message.get("headers", ()), *tenant.headers(self._clock())]
             await send(message)
 
         try:

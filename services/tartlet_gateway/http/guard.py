@@ -11,6 +11,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tartlet_gateway.http.denial import denying
 from tartlet_gateway.http.exchange import ClientGoneError, Exchange, Headers
 
 log = logging.getLogger("tartlet.gateway")
@@ -27,7 +28,7 @@ _LIMITS: Final = b", ".join(
 )
 _EXPOSED: Final = b"x-request-id, openai-processing-ms, retry-after, retry-after-ms, " + _LIMITS
 _PREFLIGHT: Final[Headers] = [
-    (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
+    (b"access-control-allow-methods", b"GET, POST, PUT, DELETE, OPTIONS"),
     (b"access-control-allow-headers", b"*, Authorization"),
     (b"access-control-max-age", b"600"),
 ]
@@ -79,7 +80,9 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request, then hand it on; every reply carries a request id."""
-        if scope["type"] != "http":
+        if scope["type"] == "websocket":
+            scope, send = {**scope, "method": "GET"}, denying(send)
+        elif scope["type"] != "http":
             return
         began_s = time.perf_counter()
         headers = [pair for pair in scope["headers"] if pair[0] in (b"x-request-id", b"origin", b"host")]
@@ -93,11 +96,11 @@ class Guard:
         allowed = not repeated and (not origin or origin_allowed(origin, self._origins, local=self._local))
 
         async def told(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                exchange.started = True
+            exchange.started |= message["type"] in ("http.response.start", "websocket.accept")
+            if message["type"] in ("http.response.start", "websocket.accept"):
                 spent = str(round((time.perf_counter() - began_s) * 1e3)).encode()
                 message["headers"] = [
-                    *message["headers"],
+                    *message.get("headers", ()),
                     (b"x-request-id", request_id),
                     (b"openai-processing-ms", spent),
                     *(self._cors(origin) if origin and allowed else ()),

@@ -69,6 +69,7 @@ async def serve(
     listener: socket.socket,
     ready: Callable[[], None],
     end: Callable[[], None],
+    body_bytes: int,
     certificate: Certificate | None = None,
 ) -> None:
     """Serve an ASGI application until cancelled.
@@ -78,12 +79,14 @@ async def serve(
         listener: the socket that it serves at.
         ready: is called once connections are accepted.
         end: is called when requests have gone on for `STOP_S` after the cancellation. Ends what is left.
+        body_bytes: the longest frame of a WebSocket.
         certificate: the server's certificate for HTTPS; None serves plain HTTP.
     """
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
-        ws="none",
+        ws="websockets-sansio",
+        ws_max_size=body_bytes,
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -22,6 +22,16 @@ async def json_body(exchange: Exchange, limit: int) -> bytes:
     kind = (exchange.header(b"content-type") or b"application/json").partition(b";")[0].strip().lower()
     if kind != b"application/json":
         raise ApiError(415, "Send the body as JSON, with the header Content-Type: application/json.")
+    return await bounded_body(exchange, limit)
+
+
+async def bounded_body(exchange: Exchange, limit: int) -> bytes:
+    """Read a body of any type.
+
+    Raises:
+        ApiError: 413 or 408.
+        ClientGoneError: the client closed the connection.
+    """
     try:
         return await exchange.body(limit)
     except BodyTooLargeError as e:
