@@ -63,6 +63,10 @@ async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, l
         from tartlet_control.directory.opening import follower_of  # here: a control without Redis starts sooner
 
         follower = follower_of(core, clock)
+        if traced or settings.health_address:
+            from tartlet_control.directory.metrics import observe  # here: as above
+
+            observe(follower)
         await follower.load()
     loop = CoreLoop(core)
     loop.leads = lambda: clock.now() < lease.until

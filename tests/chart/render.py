@@ -90,7 +90,7 @@ def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], d
 
 
 EVERYTHING: Mapping[str, Any] = {
-    "redis": {"enabled": True},
+    "control": {"directory": {"store": "redis"}},
     "journals": {"store": "redis"},
     "monitoring": {
         "podMonitor": {"enabled": True},

@@ -36,7 +36,7 @@ def test_all_other_traffic_is_refused(default: Policies, name: str) -> None:
 
 
 def test_every_pod_of_the_chart_is_isolated_both_ways() -> None:
-    objects = render({"redis": {"enabled": True}})
+    objects = render({"control": {"directory": {"store": "redis"}}})
     rules = Policies(of_kind(objects, "NetworkPolicy"), NAMESPACES)
     for name, metadata, _ in pods(objects):
         pod = Pod("prod", metadata["labels"])
@@ -82,7 +82,7 @@ def test_only_prometheus_reads_metrics_and_only_where_asked() -> None:
 
 
 def test_only_control_reaches_redis() -> None:
-    rules = policies({"redis": {"enabled": True}})
+    rules = policies({"control": {"directory": {"store": "redis"}}})
     redis, control = flows.role("redis", "tartlet", "prod"), flows.role("control", "tartlet", "prod")
     assert rules.allow(Flow(control, redis, 6379))
     assert not policies().allow(Flow(control, redis, 6379))
@@ -92,7 +92,7 @@ def test_only_control_reaches_redis() -> None:
 
 
 def test_only_runtimes_reach_the_redis_of_journals() -> None:
-    rules = policies({"journals": {"store": "redis"}, "redis": {"enabled": True}})
+    rules = policies({"journals": {"store": "redis"}, "control": {"directory": {"store": "redis"}}})
     journals, runtime = flows.role("journals", "tartlet", "prod"), flows.role("runtime", "tartlet", "prod")
     assert rules.allow(Flow(runtime, journals, 6379))
     for other in ("control", "worker", "operator", "gateway", "test", "redis"):

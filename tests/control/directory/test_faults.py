@@ -1,0 +1,231 @@
+"""A directory's Redis that is killed, emptied or stands still changes no answer, and has everything once it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tartlet_common.abi import Op
+from tartlet_common.clock import SystemClock
+from tartlet_control.directory.follower import Follower
+from tartlet_control.directory.redis_store import RedisStore
+from tartlet_control.directory.store import StoreAway
+from tartlet_control.lease.redis_client import make_client
+from tests.control.directory.test_follower import BIG, counts, expected, guest_engine
+from tests.control.harness import Guest, Host
+from tests.control.order.test_shares import SMALL, answer
+from tests.control.sharing.test_names import export, imported, listed
+from tests.control.sharing.test_reuse import PROMPT, ask
+from tests.redis_server import RedisServer, redis_server
+
+ANSWER_S = 0.3
+Moment = Callable[[], Awaitable[None]]
+"""Called between the steps of a scenario: something may happen to Redis then."""
+Answers = list[Any]
+
+
+async def names(moment: Moment) -> Answers:
+    """Two tenants export, import, forget and export anew."""
+    host = host_of()
+    told: Answers = []
+    for tenant in ("a", "b"):
+        first, cost = ask(host, PROMPT, tenant=tenant)
+        told += [cost, export(first, "docs").payload]
+        await moment()
+        host.end(first)
+        second = host.start(tenant=tenant)
+        told += [imported(second, "docs").payload, imported(second, "none").error.name]
+        await moment()
+        told += [export(second, "docs", count=0, tail=(1, 2, 3)).b, listed(second)]
+        drop = second.put(Op.UNEXPORT_KVPAGE, payload=b"docs", wait=True)
+        host.run()
+        told += [second.answer(drop).event, listed(second)]
+        await moment()
+        export(second, "last")
+    return told
+
+
+async def prefixes(moment: Moment) -> Answers:
+    """Programs of two tenants compute equal prompts, in a pool that doesn't hold all of them."""
+    host = host_of(replace(BIG, num_pages=24))
+    told: Answers = []
+    for turn in range(8):
+        guest, cost = ask(host, [turn % 5, *PROMPT], tenant="ab"[turn % 2])
+        told += [cost, guest.tokens()]
+        host.end(guest)
+        await moment()
+    return told
+
+
+async def placements(moment: Moment) -> Answers:
+    """Contexts follow the rows of their beginnings over three engines, of which one leaves."""
+    host = host_of(engines=3, placement="locality")
+    told: Answers = []
+    for turn in range(9):
+        guest, cost = ask(host, [turn % 4, *PROMPT])
+        told += [guest_engine(guest), cost, guest.tokens()]
+        await moment()
+        if turn == 5:
+            gone, _ = host.engines.pop()
+            host.core.on_engine_gone(gone)
+            host.run()
+    return told
+
+
+async def gittins(moment: Moment) -> Answers:
+    """Short and long programs end, of which the order learns."""
+    host = host_of(order="gittins")
+    told: Answers = []
+    for turn in range(6):
+        host.device_s = (0.01, 5.0)[turn % 2]
+        guest = host.start(name=f"kind {turn % 2}")
+        guest.alloc(Op.ALLOC_EMB, [0])
+        guest.forward([], [0], [], [0])
+        host.run()
+        told.append(host.core.lifecycle.programs[guest.program_id].account.service_s)
+        host.end(guest)
+        await moment()
+    return [*told, counts(host)]
+
+
+async def flood(moment: Moment) -> Answers:
+    """A tenant with many programs and one with few want the same engine."""
+    host = host_of(SMALL, tenant_shares="calm=1")
+    guests: list[Guest] = [host.start(tenant="flood") for _ in range(12)] + [host.start(tenant="calm")]
+    for guest in guests:
+        guest.alloc(Op.ALLOC_EMB, [0])
+    host.run()
+    states = [host.core.lifecycle.programs[guest.program_id] for guest in guests]
+    for step in range(60):
+        for guest, state in zip(guests, states, strict=True):
+            if not state.queues[0].pending:
+                guest.forward([], [0], [], [0])
+        host.flush()
+        host.pump()
+        while len(host._waiting) > 1:
+            answer(host)
+        if step % 10 == 0:
+            await moment()
+    spent = [state.account.service_s for state in states]
+    share = spent[-1] / sum(spent)
+    assert share >= 0.9 * min(0.5, 0.25), "one program takes at most one of the four places of a step"
+    assert all(guest.killed is None for guest in guests)
+    return spent
+
+
+SCENARIOS = (names, prefixes, placements, gittins, flood)
+_hosts: list[Host] = []
+
+
+def host_of(*args: Any, **settings: Any) -> Host:
+    """Return the host of a scenario, which `disturbed` follows."""
+    _hosts.append(Host(*(args or (BIG,)), **settings))
+    _hosts[-1].device_s = 0.01
+    return _hosts[-1]
+
+
+async def nothing() -> None:
+    """Nothing happens to Redis."""
+
+
+class Disturbed:
+    """Follows the host of a scenario at its first moment, breaks Redis at the second, and mends it at the last."""
+
+    def __init__(self, server: RedisServer, fault: str, name: str) -> None:
+        self.server = server
+        self.fault = fault
+        self.name = name
+        self.moments = 0
+        self.follower: Follower | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def moment(self) -> None:
+        self.moments += 1
+        if self.follower is None:
+            self.follower = Follower(_hosts[-1].core, self.store(), SystemClock())
+            await self.follower.load()
+            self._task = asyncio.create_task(self.follower.run())
+            await self.has_all()
+        elif self.moments == 2:
+            self.break_redis()
+        await asyncio.sleep(0.1)
+
+    def store(self) -> RedisStore:
+        client = make_client(self.server.url, None, None, ANSWER_S, repeat=False)
+        return RedisStore(client, self.name, self.moments)
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.server.process is not None
+        self.server.process.send_signal(number)
+
+    def break_redis(self) -> None:
+        match self.fault:
+            case "killed":
+                self.server.kill()
+            case "flushed":
+                with redis.Redis.from_url(self.server.url) as client:
+                    client.flushall()
+            case _:
+                self.send(signal.SIGSTOP)
+
+    def mend_redis(self) -> None:
+        if self.fault == "killed":
+            self.server.start()
+        elif self.fault == "slowed":
+            self.send(signal.SIGCONT)
+
+    async def has_all(self) -> None:
+        store = self.store()
+        async with asyncio.timeout(20):
+            while await fields(store) != expected(_hosts[-1]):  # noqa: ASYNC110 - Redis tells nobody
+                await asyncio.sleep(0.05)
+        await store.close()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self.follower is not None:
+            await self.follower.close()
+
+
+async def fields(store: RedisStore) -> dict[str, set[bytes]]:
+    found: dict[str, set[bytes]] = {}
+    with contextlib.suppress(StoreAway):
+        async for section, entries in store.read():
+            found.setdefault(section, set()).update(field for field, _ in entries)
+    return {section: held for section, held in found.items() if held}
+
+
+@contextlib.asynccontextmanager
+async def disturbed(server: RedisServer, fault: str, name: str) -> AsyncIterator[Disturbed]:
+    made = Disturbed(server, fault, name)
+    try:
+        yield made
+    finally:
+        await made.close()
+        _hosts.clear()
+
+
+@pytest.mark.parametrize("fault", ["killed", "flushed", "slowed"])
+async def test_a_fault_of_redis_changes_no_answer(fault: str, tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis", "--appendonly", "no") as server:
+        for scenario in SCENARIOS:
+            undisturbed = await scenario(nothing)
+            async with disturbed(server, fault, scenario.__name__) as redis_fault:
+                assert await scenario(redis_fault.moment) == undisturbed, scenario.__name__
+                assert redis_fault.moments > 2
+                if fault != "flushed":
+                    assert redis_fault.follower is not None
+                    assert redis_fault.follower.counters.losses > 0, "the fault was noticed"
+                redis_fault.mend_redis()
+                await redis_fault.has_all()
