@@ -16,6 +16,7 @@ from typing import Any
 
 from tartlet_common.abi import WHOLE_TABLE, Event, Flag, GrammarKind, MaskWhat, Op, Priority, SampleFlag, u32
 from tools.abi_vector import Record, Vector, awaited, submission
+from tools.abi_web_vectors import web_vectors
 from tools.generated import write_or_check
 
 TARGET = Path("inferlets/sdk/vectors/abi.json")
@@ -356,6 +357,7 @@ def generate() -> str:
     """Return the text of the file."""
     vectors = [
         *runtime_vectors(),
+        *web_vectors(),
         *sharing_vectors(),
         *control_vectors(),
         *worker_vectors(),

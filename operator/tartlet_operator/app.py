@@ -16,6 +16,7 @@ import kopf
 from tartlet import AsyncClient
 from tartlet_common.clock import SystemClock
 from tartlet_common.config.settings import OperatorSettings, listed
+from tartlet_common.egress.addresses import Exceptions
 from tartlet_common.errors.registry import TartletError, Unavailable
 from tartlet_common.process.role import Notify, signals_cancel
 from tartlet_common.rpc import endpoints
@@ -26,7 +27,6 @@ from tartlet_operator.cluster.kube import Api
 from tartlet_operator.cluster.lease import Leader
 from tartlet_operator.cluster.recorder import Recorder
 from tartlet_operator.control.link import ControlLink
-from tartlet_operator.egress.addresses import Exceptions
 from tartlet_operator.inferlets import reconcile as inferlets
 from tartlet_operator.inferlets.catalogue_sync import compare_catalogue, queue_entries_without_inferlet
 from tartlet_operator.machinery.context import Context, ControlView

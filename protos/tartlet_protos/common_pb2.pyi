@@ -3,8 +3,10 @@
 isort:skip_file
 Messages that several services share."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -126,6 +128,30 @@ class Limits(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Limits: _TypeAlias = Limits  # noqa: Y015
+
+@_typing.final
+class Capabilities(_message.Message):
+    """What a program may reach. It has what its launch, its entry in the catalogue and the tenant's ceiling all allow."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HTTP_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def http(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """hosts of its requests: [scheme://]host[:port], with *. for all names below one"""
+
+    def __init__(
+        self,
+        *,
+        http: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["http", b"http"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Capabilities: _TypeAlias = Capabilities  # noqa: Y015
 
 @_typing.final
 class Source(_message.Message):

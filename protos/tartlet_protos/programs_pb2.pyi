@@ -102,6 +102,7 @@ class LaunchSpec(_message.Message):
     DEGRADE_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
     inferlet: _builtins.str
     """a name in the catalogue"""
     model: _builtins.str
@@ -135,6 +136,10 @@ class LaunchSpec(_message.Message):
     def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """W3C trace context"""
 
+    @_builtins.property
+    def capabilities(self) -> _common_pb2.Capabilities:
+        """absent: the inferlet's, and none of a source that is launched"""
+
     def __init__(
         self,
         *,
@@ -153,10 +158,11 @@ class LaunchSpec(_message.Message):
         degrade: _builtins.bool = ...,
         pool: _builtins.str = ...,
         durability: _builtins.str = ...,
+        capabilities: _common_pb2.Capabilities | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "limits", b"limits", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "attach", b"attach", "degrade", b"degrade", "durability", b"durability", "durable", b"durable", "idempotency_key", b"idempotency_key", "inferlet", b"inferlet", "limits", b"limits", "model", b"model", "pool", b"pool", "seed", b"seed", "source", b"source", "tenant", b"tenant", "tie", b"tie", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "attach", b"attach", "capabilities", b"capabilities", "degrade", b"degrade", "durability", b"durability", "durable", b"durable", "idempotency_key", b"idempotency_key", "inferlet", b"inferlet", "limits", b"limits", "model", b"model", "pool", b"pool", "seed", b"seed", "source", b"source", "tenant", b"tenant", "tie", b"tie", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,6 +27,7 @@ from tartlet.client import AsyncClient, Run
 from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usage
 from tartlet.model import (
     MAX_SOURCE_BYTES,
+    Capabilities,
     CatalogueEntry,
     Language,
     LaunchSpec,
@@ -43,6 +44,7 @@ __all__ = [
     "MAX_SOURCE_BYTES",
     "Accepted",
     "AsyncClient",
+    "Capabilities",
     "CatalogueEntry",
     "Client",
     "Ended",

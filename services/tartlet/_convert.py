@@ -8,7 +8,16 @@ from collections.abc import Iterable, Iterator
 
 from tartlet._given import seed_bytes
 from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usage
-from tartlet.model import CatalogueEntry, Language, LaunchSpec, Limits, ProgramInfo, RuntimeState, Source
+from tartlet.model import (
+    Capabilities,
+    CatalogueEntry,
+    Language,
+    LaunchSpec,
+    Limits,
+    ProgramInfo,
+    RuntimeState,
+    Source,
+)
 from tartlet_common.errors.registry import InternalError, InvalidArgument
 from tartlet_common.rpc import error_proto
 from tartlet_common.telemetry import telemetry
@@ -109,9 +118,15 @@ def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb
         tie=tie,
         durable=spec.durable and spec.durability != "off",
         durability=spec.durability,
+        capabilities=capabilities_to_proto(spec.capabilities),
         seed=seed_bytes(spec.seed),
         trace=telemetry.inject(),
     )
+
+
+def capabilities_to_proto(given: Capabilities | None) -> common_pb2.Capabilities | None:
+    """Convert capabilities; None stands for none that are given."""
+    return None if given is None else common_pb2.Capabilities(http=given.http)
 
 
 def launches_to_proto(specs: Iterable[LaunchSpec], *, attach: bool, tie: bool) -> Iterator[programs_pb2.LaunchSpec]:

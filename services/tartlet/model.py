@@ -143,6 +143,22 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a program may reach, as far as its entry in the catalogue and the server's settings allow it too."""
+
+    http: Sequence[str] = ()  # hosts of its requests: [scheme://]host[:port], with *. for all names below one
+
+    def __post_init__(self) -> None:
+        """Check the fields' types; what the patterns mean is checked at the launch.
+
+        Raises:
+            InvalidArgument: a field is no sequence of texts.
+        """
+        if isinstance(self.http, str) or not all(isinstance(host, str) for host in self.http):
+            raise InvalidArgument(argument="capabilities.http", detail=f"{self.http!r} is no sequence of strings")
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """One program to launch: give either `source`, or `inferlet`, the name of a program in the catalogue."""
 
@@ -156,6 +172,7 @@ class LaunchSpec:
     idempotency_key: str = ""  # a second launch with the same key returns the program of the first
     durable: bool = True  # False: the same as durability "off"
     durability: str = ""  # "on", "degrade", "off" (`DURABILITIES`); "": the inferlet's, or else the runtime's
+    capabilities: Capabilities | None = None  # None: those of the inferlet's entry, and none of a source
     seed: bytes | int | None = None  # number or 16 bytes that decide the program's randomness; None: a random seed
 
     def __post_init__(self) -> None:
@@ -171,6 +188,8 @@ class LaunchSpec:
         if self.source is not None and self.inferlet:
             raise InvalidArgument(argument="inferlet", detail="there is a source, too", remedy="Give exactly one.")
         check_kind(Limits, limits=self.limits)
+        if self.capabilities is not None:
+            check_kind(Capabilities, capabilities=self.capabilities)
         check_kind(bool, durable=self.durable)
         check_texts(durability=self.durability)
         check_durability(self.durability)

@@ -77,6 +77,11 @@ class Op(IntEnum):
     PROMPT_TEMPLATE = 13  # a: model index; answer payload: UTF-8, the Jinja source of the chat template
     # a: bytes of the JSON; payload: JSON list of strings, then u32 length and bytes of each message that is given back
     CONTINUE = 14
+    # a: bytes of the JSON, b: the request's number, chosen by the program, c: bytes of the body to wait for; payload:
+    # JSON, then the request's body. Answer a: bytes of the JSON, b: 1 if the body is over; payload: JSON, then bytes
+    HTTP_REQUEST = 16
+    HTTP_READ = 17  # a: at most so many bytes, b: the request's number, c: 1 to wait for all of them; as above, a = 0
+    HTTP_CLOSE = 18  # b: the request's number. No answer.
     # answered by control
     CREATE_QUEUE = 32  # queue: id chosen by the program; a: model index. No answer.
     SET_QUEUE_PRIORITY = 33  # a: Priority. No answer.
@@ -219,6 +224,8 @@ MAX_GRAMMAR_BYTES = 256 << 10
 """Longest text of a grammar."""
 MAX_GRAMMARS = 64
 """Grammars that a program may hold at one time."""
+MAX_CHUNK_BYTES = 1 << 20
+"""Most bytes of an HTTP reply's body in one answer."""
 
 
 class MaskWhat(IntEnum):

@@ -14,8 +14,10 @@ from typing import Any
 
 import grpc.aio
 
+from tartlet_common.capabilities import Ceilings
 from tartlet_common.clock import Clock, SystemClock
-from tartlet_common.config.settings import RuntimeSettings
+from tartlet_common.config.settings import RuntimeSettings, listed
+from tartlet_common.egress.addresses import Exceptions
 from tartlet_common.errors.registry import RuntimeLost
 from tartlet_common.process.memory import memory_bound
 from tartlet_common.process.role import Notify
@@ -41,6 +43,8 @@ from tartlet_runtime.serving.programs import ProgramTable
 from tartlet_runtime.serving.relay import Relay
 from tartlet_runtime.serving.server import ProgramsService
 from tartlet_runtime.serving.sources import Sources
+from tartlet_runtime.web.http_ops import HttpOps
+from tartlet_runtime.web.sending import Sender
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +88,13 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         stack.callback(models.close)
         clock = SystemClock()
         store, journals = _open_journals(settings, driver, clock, stack)
-        ops = LocalOps(models, spawn)
+        sender = Sender(
+            Exceptions.of(listed(settings.http_private_hosts), "runtime", "http_private_hosts"),
+            settings.http_proxy,
+            settings.http_authority,
+        )
+        stack.push_async_callback(sender.close)
+        ops = LocalOps(models, spawn, HttpOps(sender, Ceilings.of(listed(settings.http_hosts)), ledger))
         stack.callback(ops.close)
         wasm = WasmGuests(settings, ledger)
         driver.helpers = wasm

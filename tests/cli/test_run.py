@@ -15,8 +15,8 @@ import pytest
 
 from tartlet.events import Ended, Usage
 from tartlet_cli.commands.programs import age, columns
-from tartlet_cli.commands.run import _keep_newest
 from tartlet_cli.console import exits
+from tartlet_cli.console.places import keep_newest
 from tartlet_cli.console.terminal import Printer, closing_line
 from tartlet_common.errors.registry import CheckpointMissing, ProgramFailed, Unavailable, UnknownModel, WorkerLost
 from tests.e2e.serving import PROGRAMS, Serving, command, environment, out, tartlet_cli
@@ -192,7 +192,7 @@ def test_logs_of_the_newest_failed_runs_are_kept(tmp_path: Path) -> None:
     for age_s in range(8):
         (tmp_path / f"logs-of-run-{age_s}").mkdir()
         os.utime(tmp_path / f"logs-of-run-{age_s}", (1000 - age_s, 1000 - age_s))
-    _keep_newest(tmp_path.glob("logs-of-*"))
+    keep_newest(tmp_path.glob("logs-of-*"))
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"logs-of-run-{age_s}" for age_s in range(5)]
 
 

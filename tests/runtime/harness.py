@@ -16,12 +16,17 @@ import grpc
 import grpc.aio
 
 from tartlet_common.abi import Batch, Event, Flag, Writer, decode
+from tartlet_common.capabilities import Ceilings
 from tartlet_common.config.settings import RuntimeSettings
+from tartlet_common.egress.addresses import Exceptions
 from tartlet_common.errors.registry import TartletError
 from tartlet_common.rpc.endpoints import make_channel
 from tartlet_protos import common_pb2, programs_pb2, programs_pb2_grpc
 from tartlet_runtime.app import main
+from tartlet_runtime.budget.ledger import Ledger
 from tartlet_runtime.guests.native import DELIVERY, END, ERROR, HELLO, SUBMIT, WAIT, WELCOME, frame
+from tartlet_runtime.web.http_ops import HttpOps
+from tartlet_runtime.web.sending import Sender
 from tests.runtime.fake_control import FakeControl, serve_control
 
 FOREVER = 2**64 - 1
@@ -105,6 +110,11 @@ async def running(directory: Path, control: FakeControl | None = None, **changes
             await role
         await rig.control_server.stop(None)
         gc.collect()  # the pool's addresses are free when the engine is
+
+
+def no_requests() -> HttpOps:
+    """HTTP for programs that may ask no host."""
+    return HttpOps(Sender(Exceptions()), Ceilings(), Ledger(1 << 30))
 
 
 async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:

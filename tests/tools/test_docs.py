@@ -162,8 +162,9 @@ def test_a_changelog_entry_is_one_line() -> None:
 def test_a_decision_has_its_sections_and_stands_in_the_list() -> None:
     pages = sorted((ROOT / "docs/adr").glob("0*.md"))
     listed = (ROOT / "docs/adr/README.md").read_text(encoding="utf-8")
-    for number, page in enumerate(pages, start=1):
-        text = page.read_text(encoding="utf-8")
+    assert len({page.name[:4] for page in pages}) == len(pages)
+    for page in pages:
+        number, text = int(page.name[:4]), page.read_text(encoding="utf-8")
         title = text.splitlines()[0].removeprefix(f"# {number}. ")
         replaced = re.search(r"^\*\*Replaced by \[ADR (\d+)\]", text, re.MULTILINE)
         note = f" (replaced by {replaced[1]})" if replaced else ""

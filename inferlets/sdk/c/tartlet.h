@@ -201,6 +201,32 @@ TL_CALL void tl_forward(uint32_t n_ikv, uint32_t emb, uint32_t n_emb, uint32_t o
   tl_put_u32(out_emb);
 }
 
+/* Records an awaited HTTP request and returns its ticket. `head` is JSON, such as {"method":"GET","url":"https://..."};
+ * docs/abi.md has all fields. `number` names the request for tl_http_read and tl_http_close. The answer comes with the
+ * first `wanted` bytes of the reply's body, or with all of a shorter one: record->a bytes of JSON, then those bytes, and
+ * record->b is 1 if the body is over. An answer must fit TL_INBOX_BYTES. */
+TL_CALL uint32_t tl_http_request(uint32_t number, const void *head, uint32_t head_length, const void *body,
+                                 uint32_t body_length, uint32_t wanted) {
+  tl_record *record = tl_begin(TL_OP_HTTP_REQUEST, head_length + body_length);
+  record->flags = TL_FLAG_AWAIT;
+  record->a = head_length;
+  record->b = number;
+  record->c = wanted;
+  tl_put(head, head_length);
+  tl_put(body, body_length);
+  return record->ticket;
+}
+/* Records an awaited read of at most `most` bytes of the body, and returns its ticket; record->b as above. */
+TL_CALL uint32_t tl_http_read(uint32_t number, uint32_t most) {
+  tl_record *record = tl_begin(TL_OP_HTTP_READ, 0);
+  record->flags = TL_FLAG_AWAIT;
+  record->a = most;
+  record->b = number;
+  return record->ticket;
+}
+/* Ends a request whose body isn't over. */
+TL_CALL void tl_http_close(uint32_t number) { tl_begin(TL_OP_HTTP_CLOSE, 0)->b = number; }
+
 /* Records an `embed_txt` of one token slot at a position. */
 TL_CALL void tl_embed_slot(uint32_t emb, uint32_t slot, uint32_t position) {
   tl_record *record = tl_begin(TL_OP_EMBED_TXT, 12);

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
-import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final
 
 import aiohttp
-from aiohappyeyeballs import AddrInfoType
 from yarl import URL
 
-from tartlet_operator.egress.addresses import Exceptions
+from tartlet_common.egress.addresses import Exceptions
+from tartlet_common.egress.connecting import checked_socket
 
 CONNECTIONS: Final = 32
 """Most connections that are open at once, of each session."""
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
-
-
-class AddressRefused(OSError):
-    """The address isn't public, and no exception of the administrator's allows it."""
-
-    def __init__(self) -> None:
-        """The text names no address: it would tell users what names mean inside the cluster."""
-        super().__init__("its address is private or reserved")
 
 
 class Egress:
@@ -63,20 +54,9 @@ class Egress:
                 limit=CONNECTIONS,
                 force_close=True,
                 use_dns_cache=False,
-                socket_factory=self._checked_socket if checked else None,
+                socket_factory=partial(checked_socket, self._exceptions) if checked else None,
             )
             self._sessions[checked] = aiohttp.ClientSession(
                 connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=_TIMEOUT, trust_env=False
             )
         return self._sessions[checked]
-
-    def _checked_socket(self, info: AddrInfoType) -> socket.socket:
-        """Make the socket of a connection to an allowed address.
-
-        Raises:
-            AddressRefused: the address isn't allowed.
-        """
-        family, kind, protocol, _, address = info
-        if not self._exceptions.allow(ipaddress.ip_address(address[0])):
-            raise AddressRefused
-        return socket.socket(family, kind, protocol)

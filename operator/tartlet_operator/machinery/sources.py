@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from tartlet_common.config.settings import listed
+from tartlet_common.egress.addresses import Exceptions
+from tartlet_common.egress.connecting import AddressRefused
 from tartlet_operator.api.inferlet import Source, UrlSource
 from tartlet_operator.api.reasons import Reason
 from tartlet_operator.cluster.kube import Api
-from tartlet_operator.egress.addresses import Exceptions
-from tartlet_operator.egress.session import CONNECTIONS, AddressRefused, Egress
+from tartlet_operator.egress.session import CONNECTIONS, Egress
 
 log = logging.getLogger("tartlet.operator")
 

@@ -16,6 +16,7 @@ from tartlet_cli.console.calls import talk, with_client
 from tartlet_cli.console.options import (
     PROGRAM_ARGS,
     PassingCommand,
+    capability_options,
     durability_of,
     journal_options,
     json_option,
@@ -48,6 +49,7 @@ _SILENCE_S = 0.3  # without --follow, `logs` takes a pause of this length for th
     help="Seed of the program's randomness; with --count, each further program gets the next number.",
 )
 @journal_options
+@capability_options
 @limit_options
 @server_option
 @json_option
@@ -66,7 +68,7 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
     if options["key"] and options["count"] > 1:
         raise click.UsageError("--count: launches with the same --key are one program; use a key for each", ctx)
     from tartlet.events import Accepted
-    from tartlet.model import LaunchSpec, Limits, Source
+    from tartlet.model import Capabilities, LaunchSpec, Limits, Source
     from tartlet_common.errors.registry import InvalidSource, TartletError
 
     try:
@@ -81,6 +83,7 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
             model=options["model"],
             limits=limits,
             durability=durability,
+            capabilities=Capabilities(http=options["http_hosts"]) if options["http_hosts"] else None,
             idempotency_key=options["key"],
         )
     except InvalidSource as e:

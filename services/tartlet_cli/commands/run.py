@@ -11,7 +11,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tartlet_cli.console import exits
 from tartlet_cli.console.calls import connect, on_signals, talk
 from tartlet_cli.console.options import (
     PROGRAM_ARGS,
+    capability_options,
     durability_of,
     journal_options,
     json_option,
@@ -37,7 +37,6 @@ _NATIVE_GRACE_S = 2.0
 _SILENCE_S = 3.0
 _STILL_RUNNING = "tartlet: still running; if it waits for a message: --interactive sends what you type"
 _JOURNAL_DIR = "TARTLET_RUNTIME_JOURNAL_DIR"
-_LOGS_KEPT = 5  # directories of logs, of runs in which the system failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,7 @@ class RunOptions:
     inferlet: bool
     kube: Target | None
     limits: dict[str, Any]
+    http_hosts: tuple[str, ...] = ()
 
 
 @click.command(cls=RunCommand, context_settings=PROGRAM_ARGS, add_help_option=False)
@@ -93,6 +93,7 @@ class RunOptions:
 @click.option("--interactive", is_flag=True, help="Send each line of standard input to the program as a message.")
 @click.option("--seed", type=int, help="Seed of the program's randomness (with --native, of the module `random`).")
 @journal_options
+@capability_options
 @click.option("--quiet", is_flag=True, help="Don't print the closing line.")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings of the roles.")
 @limit_options
@@ -142,6 +143,7 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
         inferlet=options["inferlet"],
         kube=kube if options["kube"] else None,
         limits=limits,
+        http_hosts=options["http_hosts"],
     )
     raise SystemExit(execute(chosen))
 
@@ -262,7 +264,7 @@ class _Session:
     @contextlib.asynccontextmanager
     async def _own_stack(self) -> Any:
         from tartlet.local import ROLES, LocalStack, Progress, StackConfig, Started
-        from tartlet_cli.console.places import backend
+        from tartlet_cli.console.places import backend, http_flags, keep_newest, sweep
         from tartlet_cli.console.terminal import Waiting
         from tartlet_common.config.paths import make_private, run_dir
         from tartlet_common.errors.registry import TartletError
@@ -270,7 +272,7 @@ class _Session:
         options = self._options
         chosen = backend(options.engine, options.model, options.config)
         base = make_private(run_dir())
-        _sweep(base)
+        sweep(base)
         directory = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=base))
         waiting = Waiting(ROLES)
 
@@ -287,7 +289,12 @@ class _Session:
         if options.config is None and _JOURNAL_DIR not in os.environ:
             env[_JOURNAL_DIR] = str(base / "journals")  # a failed run's journal outlives the directory
         config = StackConfig(
-            engine=chosen.engine, model=chosen.model, directory=directory, config=options.config, env=env
+            engine=chosen.engine,
+            model=chosen.model,
+            directory=directory,
+            config=options.config,
+            env=env,
+            flags=http_flags(options.http_hosts),
         )
         self._stack = LocalStack(config, report)
         self._progress.show(str(waiting))
@@ -302,14 +309,14 @@ class _Session:
             if exits.exit_code(e) == exits.SYSTEM and (directory / "logs").is_dir():  # else nothing was started
                 kept = base / f"logs-of-{directory.name}"
                 (directory / "logs").rename(kept)
-                _keep_newest(base.glob("logs-of-*"))
+                keep_newest(base.glob("logs-of-*"))
                 sys.stderr.write(f"logs: {kept}\n")
             raise
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
     async def _run_with(self, client: Any, source: Any, model: str) -> int:
-        from tartlet.model import LaunchSpec, Limits
+        from tartlet.model import Capabilities, LaunchSpec, Limits
 
         options = self._options
         spec = LaunchSpec(
@@ -319,6 +326,7 @@ class _Session:
             model=model,
             limits=Limits(**options.limits),
             durability=options.durability,
+            capabilities=Capabilities(http=options.http_hosts) if options.http_hosts else None,
             seed=b"" if options.seed is None else options.seed,
         )
         run = await client.run(spec=spec)
@@ -371,21 +379,3 @@ class _Session:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-
-
-def _sweep(base: Path) -> None:
-    """Remove directories that killed runs have left."""
-    for directory in base.glob("run-*-*"):
-        pid = directory.name.split("-")[1]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(directory, ignore_errors=True)
-
-
-def _keep_newest(logs: Iterable[Path]) -> None:
-    """Remove all but the newest few directories of logs; another run may be at it, too."""
-    aged = []
-    for path in logs:
-        with contextlib.suppress(OSError):
-            aged.append((path.stat().st_mtime, path))
-    for _, path in sorted(aged)[:-_LOGS_KEPT]:
-        shutil.rmtree(path, ignore_errors=True)

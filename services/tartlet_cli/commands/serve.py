@@ -7,14 +7,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from tartlet_cli.console import exits
-from tartlet_cli.console.options import PassingCommand
+from tartlet_cli.console.options import PassingCommand, capability_options
 
 if TYPE_CHECKING:
     from tartlet.local import LocalStack, StackEvent
@@ -58,6 +58,7 @@ _LAST_WORDS_S = 1.0  # at the end, for the reader of standard error to take the 
 @click.option(
     "--quiet", is_flag=True, help="Don't print the roles' log lines; the log files have them. Not with --role."
 )
+@capability_options
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def serve(  # noqa: PLR0913 - one parameter an option
@@ -71,6 +72,7 @@ def serve(  # noqa: PLR0913 - one parameter an option
     http: str | None,
     flags: tuple[str, ...],
     *,
+    http_hosts: tuple[str, ...],
     quiet: bool,
 ) -> None:
     """Run all roles in the foreground until Ctrl-C (exit code 0): control, runtime, a worker and the HTTP gateway.
@@ -94,12 +96,14 @@ def serve(  # noqa: PLR0913 - one parameter an option
     if run_dir is not None:
         os.environ["TARTLET_RUN_DIR"] = str(run_dir)
     _check(role, model, engine, http, quiet=quiet)
+    if role is not None and http_hosts:
+        raise click.UsageError("--allow-http is for all roles together; --http-hosts is the runtime's flag")
     try:
         if role is not None:
             _exec_role(role, model, engine, config, flags)
         if flags:
             raise click.UsageError(_refused(flags[0]))
-        raise SystemExit(asyncio.run(_serve(backend(engine, model, config), config, http, quiet=quiet)))
+        raise SystemExit(asyncio.run(_serve(backend(engine, model, config), config, http, http_hosts, quiet=quiet)))
     except TartletError as e:
         raise exits.fail(e) from e
 
@@ -160,9 +164,12 @@ def _exec_role(role: str, model: str | None, engine: str | None, config: Path | 
     os.execv(sys.executable, argv)  # noqa: S606 - no shell is wanted
 
 
-async def _serve(chosen: WorkerChoice, config: Path | None, http: str | None, *, quiet: bool) -> int:
+async def _serve(
+    chosen: WorkerChoice, config: Path | None, http: str | None, http_hosts: Sequence[str], *, quiet: bool
+) -> int:
     from tartlet.local import LocalStack, StackConfig
     from tartlet_cli.console.error_output import ErrorOutput
+    from tartlet_cli.console.places import http_flags
     from tartlet_cli.console.terminal import ProgressLine
 
     errors = ErrorOutput(sys.stderr.fileno(), "the logs have them")
@@ -183,7 +190,9 @@ async def _serve(chosen: WorkerChoice, config: Path | None, http: str | None, *,
 
     echo = None if quiet else _echo(progress, errors)
     address, why_not = http_address(http, config)
-    what = StackConfig(engine=chosen.engine, model=chosen.model, config=config, http=address)
+    what = StackConfig(
+        engine=chosen.engine, model=chosen.model, config=config, http=address, flags=http_flags(http_hosts)
+    )
     stack = LocalStack(what, _reporter(progress, errors), echo)
     starting = asyncio.ensure_future(stack.start())
     stopping = asyncio.ensure_future(stop.wait())

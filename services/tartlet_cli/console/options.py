@@ -145,6 +145,15 @@ def journal_options(f: F) -> F:
     return click.option("--durability", type=click.Choice(DURABILITIES), help=text)(f)
 
 
+def capability_options(f: F) -> F:
+    """Add `--allow-http`, which names hosts that the program may ask."""
+    text = (
+        "Host that the program may send HTTP requests to: [http[s]://]HOST[:PORT], *.HOST for all names below one. "
+        "May be given several times."
+    )
+    return click.option("--allow-http", "http_hosts", metavar="HOST", multiple=True, help=text)(f)
+
+
 def durability_of(options: Mapping[str, Any]) -> str:
     """Return the mode that `--durability` and `--no-journal` ask for; "" leaves it to the server.
 

@@ -20,6 +20,7 @@ from tartlet_common.errors.starting import LeaseLost as LeaseLost  # noqa: PLC04
 from tartlet_common.errors.starting import OutOfDeviceMemory as OutOfDeviceMemory  # noqa: PLC0414 - the same
 from tartlet_common.errors.starting import StartFailed as StartFailed  # noqa: PLC0414 - the same
 from tartlet_common.errors.starting import UnknownFamily as UnknownFamily  # noqa: PLC0414 - the same
+from tartlet_common.errors.web import *  # noqa: F403 - the same
 
 # ---- 1xx: bad requests ------------------------------------------------------------------------------------------
 

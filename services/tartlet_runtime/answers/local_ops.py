@@ -18,9 +18,11 @@ from tartlet_common.engine.pools import Reach
 from tartlet_common.errors.registry import InvalidArgument, TartletError, UnsupportedTrait
 from tartlet_runtime.abi.guest import STDERR, STDOUT
 from tartlet_runtime.answers.chat import format_chat, special_texts
-from tartlet_runtime.answers.deferred import Bench, Job, Waiter, Work
+from tartlet_runtime.answers.deferred import Answers, Bench, Job, Waiter, Work
 from tartlet_runtime.answers.models import AnyTokenizer, ModelTable, Spawn
 from tartlet_runtime.answers.tokens import TokenizerEntry
+from tartlet_runtime.web.http_ops import Answers as HttpAnswers
+from tartlet_runtime.web.http_ops import Asker, HttpOps
 
 BIG_BYTES = 32 << 10
 """What one program may have worked on at once in a turn; the rest goes to a thread."""
@@ -40,8 +42,16 @@ class OutputSink(Protocol):
         """Send a message to the clients."""
 
 
-class Caller(Waiter, Protocol):
+class Inbox(Answers, HttpAnswers, Protocol):
+    """A program's inbox."""
+
+
+class Caller(Waiter, Asker, Protocol):
     """The program that asks."""
+
+    @property
+    def inbox(self) -> Inbox:
+        """Where its answers go."""
 
     program_id: str
     model: str
@@ -65,8 +75,8 @@ class Caller(Waiter, Protocol):
 class LocalOps:
     """Runs rows of `Submission.local`."""
 
-    def __init__(self, models: ModelTable, spawn: Spawn) -> None:
-        """`spawn` owns the tasks of answers that come later."""
+    def __init__(self, models: ModelTable, spawn: Spawn, web: HttpOps) -> None:
+        """`spawn` owns the tasks of answers that come later, and `web` makes HTTP requests."""
         self._models = models
         self._bench = Bench(spawn)
         self._table: dict[int, Callable[[Caller, Record, bytes], bytes | None]] = {
@@ -84,6 +94,9 @@ class LocalOps:
             Op.GET_INSTANCE_ID: lambda caller, _record, _payload: caller.program_id.encode(),
             Op.PROMPT_TEMPLATE: self._prompt_template,
             Op.CONTINUE: lambda caller, record, payload: caller.continue_with(record, payload),
+            Op.HTTP_REQUEST: web.request,
+            Op.HTTP_READ: lambda caller, record, _payload: web.read(caller, record),
+            Op.HTTP_CLOSE: lambda caller, record, _payload: web.close(caller, record),
         }
 
     def close(self) -> None:

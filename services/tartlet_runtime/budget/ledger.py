@@ -22,6 +22,7 @@ class Use(StrEnum):
     JOURNALS = "journals"  # records that wait to be written
     TOKENIZERS = "tokenizers"  # loaded ones, and processes that try or serve one
     SOURCES = "sources"  # kept by digest
+    REQUESTS = "requests"  # HTTP requests of programs, with what was read and not told
 
 
 class Ledger:

@@ -30,7 +30,8 @@ RECORD_BYTES = _RECORD.size
 """Bytes of a record beside its data."""
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 _SHARED_FIELDS = (
-    "language", "filename", "args", "component", "name", "tenant", "model", "pool", "degrades", "tied", "limits",
+    "language", "filename", "args", "component", "name", "tenant", "model", "pool", "degrades", "tied", "grants",
+    "limits",
 )  # fmt: skip
 
 
@@ -67,6 +68,7 @@ class JournalHeader:
     degrades: bool = False
     tied: bool = False  # the program ends when its client goes away
     idempotency_key: str = ""
+    grants: list[dict[str, Any]] = field(default_factory=list)  # what it may reach
     since_offset: int = 0  # events of its output when this journal began
 
     def encode(self) -> bytes:
@@ -96,10 +98,11 @@ def shared_text(*fields: Any) -> str:
 
     Args:
         fields: those of `JournalHeader` from `language` on (without `seed`, `start_ns` and `source`), in the order of
-            `_SHARED_FIELDS`; the limits as a dataclass.
+            `_SHARED_FIELDS`; the grants and the limits as dataclasses.
     """
-    *texts, limits = fields
-    return _to_json(dict(zip(_SHARED_FIELDS, (*texts, asdict(limits)), strict=True)))
+    *texts, grants, limits = fields
+    told = (*texts, [grant.to_json() for grant in grants], asdict(limits))
+    return _to_json(dict(zip(_SHARED_FIELDS, told, strict=True)))
 
 
 def encode_header(

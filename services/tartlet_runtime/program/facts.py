@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tartlet_common.abi import Record
+from tartlet_common.capabilities import Grant
 from tartlet_common.clock import Clock
 from tartlet_common.errors.registry import TartletError
 from tartlet_runtime.abi.guest import Guest
@@ -12,6 +13,7 @@ from tartlet_runtime.abi.next_run import NextRun
 from tartlet_runtime.program.recorder import Recorder
 from tartlet_runtime.program.spans import ProgramSpan
 from tartlet_runtime.program.spec import ProgramSpec, State
+from tartlet_runtime.web.exchange import Exchanges
 
 
 class ProgramFacts:
@@ -46,11 +48,34 @@ class ProgramFacts:
         self.guest: Guest | None = None  # made in its first turn
         self.eager_bytes = 0
         self.next_run: NextRun | None = None  # which begins when this run has ended well
+        self.web = Exchanges()
 
     @property
     def args(self) -> tuple[str, ...]:
         """The arguments of its launch."""
         return self.spec.args
+
+    @property
+    def tenant(self) -> str:
+        """Whose program it is."""
+        return self.spec.tenant
+
+    @property
+    def grants(self) -> tuple[Grant, ...]:
+        """What its launch and its entry in the catalogue allow."""
+        return self.spec.grants
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a journal keeps what it is told."""
+        return self.recorder is not None and not self.recorder.is_broken
+
+    def leave(self, action: Callable[[], None]) -> None:
+        """Do what leaves the program, once all is stored that led to it."""
+        if self.recorder is None:
+            action()
+        else:
+            self.recorder.leave(action)
 
     @property
     def goes_on(self) -> bool:

@@ -227,6 +227,22 @@ class Inbox:
     def _most_records(self) -> int:
         return _RECORDS_PER_COMMAND * self._limits.commands_in_flight + _SPARE_RECORDS
 
+    def result(self, ticket: int, a: int, b: int, payload: bytes) -> None:
+        """Answer an awaited command with two numbers and a payload.
+
+        Raises:
+            ResourceQuotaExceeded, TooManyCommands: the program doesn't take its answers.
+        """
+        self.add(1, RECORD_STRUCT.pack(Event.RESULT, 0, ticket, 0, a, b, 0, 0, len(payload)), payload)
+
+    def cancelled(self, ticket: int) -> None:
+        """Tell that an awaited command was dropped.
+
+        Raises:
+            TooManyCommands: the program doesn't take its answers.
+        """
+        self.add(1, RECORD_STRUCT.pack(Event.CANCELLED, 0, ticket, 0, 0, 0, 0, 0, 0), b"")
+
     def _add_result(self, ticket: int, payload: bytes) -> None:
         self.add(1, RECORD_STRUCT.pack(Event.RESULT, 0, ticket, 0, 0, 0, 0, 0, len(payload)), payload)
 

@@ -119,19 +119,13 @@ class Program(ProgramFacts):
             self._deadline = self._world.driver.loop.call_later(left_s, self.end, late)
         if self.recorder is not None:
             self.recorder.begin()
-        self._leave(partial(self.tell_starters, None, ""))
+        self.leave(partial(self.tell_starters, None, ""))
         return True
 
     def record(self, recorder: Recorder) -> None:
         """Keep a journal, and hold back what leaves the program until it is stored."""
         self.recorder = recorder
         self.output.leave = recorder.leave
-
-    def _leave(self, action: Callable[[], None]) -> None:
-        if self.recorder is None:
-            action()
-        else:
-            self.recorder.leave(action)
 
     def journal_lost(self, error: TartletError) -> None:
         """End, because the journal can't be stored. Nothing leaves of what isn't stored."""
@@ -166,6 +160,7 @@ class Program(ProgramFacts):
         self.error, self._result = error, result
         self._cancel_timers()
         self.deferred.clear()
+        self.web.close()
         if self.guest is not None:
             self.guest.close(error)
         if was_starting:
@@ -174,7 +169,7 @@ class Program(ProgramFacts):
             self.tell_starters(error, "")
         if self.recorder is not None and (self.accepted or not was_starting) and not self.goes_on:
             self.recorder.record_end(self._elapsed_ns(), error, result)
-        self._leave(self._depart)
+        self.leave(self._depart)
 
     def _depart(self) -> None:
         if self.departed:
@@ -368,7 +363,7 @@ class Program(ProgramFacts):
         if unsent > limit:
             raise TooManyCommands(in_flight=unsent, limit=limit)
         self.unsent_commands = unsent
-        self._leave(partial(self._world.link.commands, self, count, records, payload))
+        self.leave(partial(self._world.link.commands, self, count, records, payload))
 
     def _work(self, rows: list[Record], payload: bytes) -> None:
         if self._backlog.take(self, rows, payload):

@@ -108,7 +108,8 @@ class RecoveredProgram(Program):
         self.history.sent(submission.records[: known * RECORD_BYTES], submission.payload)
         if submission.count > known:
             self._command(submission.count - known, submission.records[known * RECORD_BYTES :], submission.payload)
-        local, received = self._rerun.left_of(submission.local)
+        fetched = partial(self.web.remember, submission.local_payload)
+        local, received = self._rerun.left_of(submission.local, fetched)
         self.inbox.skip_messages(received)
         if local:
             self._work(local, submission.local_payload)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tartlet_common.abi import HEADER_BYTES, HEADER_STRUCT, RECORD_BYTES, RECORD_STRUCT, Event, Flag, Op, Record
 from tartlet_common.errors.registry import TartletError
@@ -15,6 +16,23 @@ _FAILURE = int(Event.FAILURE)
 _TIMER = int(Event.TIMER)
 _AWAIT = int(Flag.AWAIT)
 _OUTPUTS = frozenset({int(Op.LOG), int(Op.SEND)})
+_FETCHES = frozenset({int(Op.HTTP_REQUEST), int(Op.HTTP_READ)})
+_RESULT = int(Event.RESULT)
+
+
+class Told(NamedTuple):
+    """The answer to a command, and where it stands."""
+
+    event: int
+    delivery: bytes
+    at: int  # among the delivery's records
+
+    def result(self) -> tuple[int, int, bytes]:
+        """Return a, b and the payload of a RESULT."""
+        count = HEADER_STRUCT.unpack_from(self.delivery)[2]
+        row = Record._make(RECORD_STRUCT.unpack_from(self.delivery, HEADER_BYTES + self.at * RECORD_BYTES))
+        start = HEADER_BYTES + count * RECORD_BYTES + row.offset
+        return row.a, row.b, self.delivery[start : start + row.length]
 
 
 @dataclass(slots=True)
@@ -36,8 +54,8 @@ class Rerun:
     """The guest's time at the last record, since its start."""
     waited_ns: int = 0
     """The same at the last delivery."""
-    answered: dict[int, list[int]] = field(default_factory=dict)
-    """Events that answered each ticket, in order; those of the runtime's own answers are consumed."""
+    answered: dict[int, list[Told]] = field(default_factory=dict)
+    """What answered each ticket, in order; the runtime's own answers are consumed."""
 
     @classmethod
     def of(cls, records: Iterable[JournalRecord]) -> Rerun:
@@ -61,34 +79,42 @@ class Rerun:
         self.deliveries.append(record)
         self.heard, self.read_to = record.from_control, max(self.read_to, record.read_to)
         self.waited_ns = record.clock_ns
-        for op, flags, ticket, *_ in RECORD_STRUCT.iter_unpack(rows_of(record.delivery)):
+        for at, (op, flags, ticket, *_) in enumerate(RECORD_STRUCT.iter_unpack(rows_of(record.delivery))):
             if op != _TIMER and (op != _FAILURE or flags & _AWAIT):
-                self.answered.setdefault(ticket, []).append(op)
+                self.answered.setdefault(ticket, []).append(Told(op, record.delivery, at))
 
-    def left_of(self, local: list[Record]) -> tuple[list[Record], int]:
+    def left_of(
+        self, local: list[Record], fetched: Callable[[Record, int, int, bytes], None] | None = None
+    ) -> tuple[list[Record], int]:
         """Return which of the guest's commands for the runtime are still to be executed, and how many `receive` aren't.
 
         Commands whose answer the journal has are left out, except that output is written again.
+
+        Args:
+            local: the commands.
+            fetched: called with each command for an HTTP request that has a result, and with a, b and the payload.
         """
         left, received = [], 0
         for record in local:
-            event = self._answer_to(record) if record.flags & _AWAIT else None
-            if event is None:
+            told = self._answer_to(record) if record.flags & _AWAIT else None
+            if told is None:
                 left.append(record)
-            elif record.op in _OUTPUTS and event != _FAILURE:
+            elif record.op in _OUTPUTS and told.event != _FAILURE:
                 left.append(record._replace(flags=record.flags & ~_AWAIT))
-            elif record.op == Op.RECEIVE and event != _FAILURE:
+            elif record.op == Op.RECEIVE and told.event != _FAILURE:
                 received += 1
+            elif record.op in _FETCHES and told.event == _RESULT and fetched is not None:
+                fetched(record, *told.result())
         return left, received
 
-    def _answer_to(self, record: Record) -> int | None:
-        events = self.answered.get(record.ticket)
-        if not events:
+    def _answer_to(self, record: Record) -> Told | None:
+        answers = self.answered.get(record.ticket)
+        if not answers:
             return None
-        event = events.pop(0)
-        if not events:
+        told = answers.pop(0)
+        if not answers:
             del self.answered[record.ticket]
-        return event
+        return told
 
 
 def rows_of(delivery: bytes) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from tartlet_common.capabilities import Grant
 from tartlet_common.engine.pools import Reach
 from tartlet_protos import common_pb2
 from tartlet_runtime.abi.limits import ProgramLimits
@@ -41,6 +42,7 @@ class ProgramSpec:
     seed: bytes
     seeded: bool  # the launch asked for that seed
     tied: bool = False  # it ends when the client of its launch goes away
+    grants: tuple[Grant, ...] = ()  # what it may reach: what all of them allow
     trace: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -7,6 +7,7 @@ import hashlib
 import logging
 from dataclasses import asdict
 
+from tartlet_common.capabilities import Grant
 from tartlet_common.errors.registry import (
     InternalError,
     InvalidSource,
@@ -103,4 +104,5 @@ def spec_of(header: JournalHeader, defaults: ProgramLimits) -> ProgramSpec:
         seed=header.seed,
         seeded=True,
         tied=header.tied,
+        grants=tuple(Grant.from_json(told) for told in header.grants),
     )

@@ -88,6 +88,7 @@ class Recording:
             spec.pool,
             spec.degrades,
             spec.tied,
+            spec.grants,
             spec.limits,
         )
         offset = program.output.log.end

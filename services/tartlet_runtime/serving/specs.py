@@ -7,6 +7,7 @@ import os
 import uuid
 from dataclasses import replace
 
+from tartlet_common.capabilities import LAUNCH, Grant
 from tartlet_common.durability import check_durability
 from tartlet_common.errors.registry import InvalidArgument, InvalidSource, SourceTooLarge
 from tartlet_protos import common_pb2, programs_pb2
@@ -76,6 +77,7 @@ def specify(
         seed=asked.seed or os.urandom(_SEED_BYTES),
         seeded=bool(asked.seed),
         tied=asked.tie,
+        grants=(Grant.of(LAUNCH, asked.capabilities.http),),
         trace={
             key: value for key in _TRACE_KEYS if 0 < len((value := asked.trace.get(key, "")).encode()) <= MAX_NAME_BYTES
         },

@@ -15,10 +15,10 @@ import pytest
 from pydantic import ValidationError
 
 from tartlet_common.config.settings import OperatorSettings, listed
+from tartlet_common.egress.addresses import Exceptions, public
 from tartlet_common.errors.registry import InvalidConfig
 from tartlet_operator.api.inferlet import Source, UrlSource
 from tartlet_operator.api.reasons import Reason
-from tartlet_operator.egress.addresses import Exceptions, public
 from tartlet_operator.machinery.sources import SourceFetcher, SourceProblem, StillFetching
 
 BODY = b"pass"

@@ -7,7 +7,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tartlet_common.abi import Flag, Op, Record
+from tartlet_common.capabilities import Grant
 from tartlet_common.engine.pools import ANYWHERE, Reach
 from tartlet_common.errors.registry import ResourceQuotaExceeded, TartletError, TooManyCommands
 from tartlet_protos import control_pb2
@@ -24,8 +25,9 @@ from tartlet_runtime.answers.local_ops import LocalOps
 from tartlet_runtime.answers.models import ModelTable
 from tartlet_runtime.answers.tokens import TokenizerEntry
 from tartlet_runtime.budget.ledger import Ledger
+from tartlet_runtime.web.exchange import Exchanges
 from tests.runtime.fake_control import engine_spec, tokenizer_json
-from tests.runtime.harness import native, running, until
+from tests.runtime.harness import native, no_requests, running, until
 
 AWAIT = int(Flag.AWAIT)
 
@@ -44,8 +46,21 @@ class Caller:
     errors: list[TartletError] = field(default_factory=list)
     receives: list[int] = field(default_factory=list)
 
+    web: Exchanges = field(default_factory=Exchanges)
+    tenant: str = ""
+    grants: tuple[Grant, ...] = ()
+    is_recorded: bool = False
+    is_recovering: bool = False
+
     def continue_with(self, record: Record, payload: bytes) -> None:
         raise AssertionError(payload)
+
+    def leave(self, action: Callable[[], None]) -> None:
+        action()
+
+    def result(self, ticket: int, a: int, b: int, payload: bytes) -> None: ...
+
+    def cancelled(self, ticket: int) -> None: ...
 
     @property
     def inbox(self) -> Caller:
@@ -86,7 +101,7 @@ async def loaded(directory: Path, tasks: asyncio.TaskGroup, **spec: Any) -> Asyn
     spec_json = json.dumps(asdict(engine_spec(**spec)))
     models.update([control_pb2.ModelInfo(index=0, name="fake", spec_json=spec_json, ready=True)])
     await until(lambda: isinstance(models.tokenizer(0, ANYWHERE), TokenizerEntry))
-    ops = LocalOps(models, tasks.create_task)
+    ops = LocalOps(models, tasks.create_task, no_requests())
     try:
         yield ops
     finally:

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from tartlet_common.abi import MAX_SUBMISSION_BYTES, RECORD, Flag, Op, Record, Writer, decode
 from tartlet_common.config.settings import RuntimeSettings
-from tartlet_common.engine.pools import ANYWHERE
 from tartlet_common.errors.registry import (
     InternalError,
     InvalidArgument,
@@ -41,7 +40,9 @@ from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.link.frames import MAX_FRAME_BYTES, Outbox, split_deliveries
 from tartlet_runtime.program.inbox import Inbox
 from tartlet_runtime.program.output_log import LogEvent, OutputLog
+from tests.runtime.answers.test_deferred import Caller
 from tests.runtime.fake_control import TEMPLATE, engine_spec, tokenizer_json
+from tests.runtime.harness import no_requests
 
 OPS = st.sampled_from([int(op) for op in Op])
 ROWS = st.lists(st.tuples(OPS, st.integers(0, 2**32 - 1), st.binary(max_size=40)), max_size=40)
@@ -319,44 +320,6 @@ def test_random_columns_are_split_or_refused() -> None:
             continue
 
 
-class _Caller:
-    """A program as `LocalOps` sees it, which notes what it is told."""
-
-    args: tuple[str, ...] = ()
-    program_id = "p"
-    model = "fake"
-    reach = ANYWHERE
-    eager_bytes = 0
-
-    def __init__(self) -> None:
-        self.deferred = Deferred()
-        self.errors: list[TartletError] = []
-
-    def continue_with(self, record: Record, payload: bytes) -> None:
-        raise AssertionError(payload)
-
-    @property
-    def inbox(self) -> _Caller:
-        return self
-
-    @property
-    def output(self) -> _Caller:
-        return self
-
-    def write(self, stream: int, data: bytes) -> None: ...
-
-    def send(self, message: bytes) -> None: ...
-
-    def receive(self, ticket: int) -> None: ...
-
-    def answer(self, record: Record, payload: bytes) -> None: ...
-
-    def refuse(self, record: Record, error: TartletError) -> None:
-        self.errors.append(error)
-
-    def end(self, error: TartletError | None) -> None: ...
-
-
 async def test_an_answer_that_breaks_beside_the_loop_and_a_tokenizer_that_cannot_load_are_told(tmp_path: Path) -> None:
     async def broken(digest: str) -> bytes:
         raise ZeroDivisionError(digest)
@@ -374,8 +337,8 @@ async def test_an_answer_that_breaks_beside_the_loop_and_a_tokenizer_that_cannot
         models = ModelTable(tmp_path, broken, spawn, Ledger(4 << 30))
         info = control_pb2.ModelInfo(index=0, name="fake", spec_json=json.dumps(asdict(engine_spec())), ready=True)
         models.update([info])
-        caller = _Caller()
-        ops = LocalOps(models, lambda work: running.append(tasks.create_task(work)))
+        caller = Caller()
+        ops = LocalOps(models, lambda work: running.append(tasks.create_task(work)), no_requests())
         row = Record(Op.TOKENIZE, int(Flag.AWAIT), 1, 0, 0, 0, 0, 0, 1)
         ops.run(caller, row, b"x")  # its tokenizer's fetch breaks
         await asyncio.gather(*running)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,27 @@ def subscribe(number: int, topic: str) -> None:
     inferlet.subscribe(topic)
 
 
+def http_request(number: int, **arguments: Any) -> None:
+    _program.state.requests = number - 1
+    begun(inferlet.http_request(**arguments))
+
+
+def http_stream(number: int) -> inferlet.HttpStream:
+    head = {"status": 200, "url": "http://h/", "headers": []}
+    return inferlet.HttpStream("GET", number, head, b"", is_over=False)
+
+
+def begun(call: Coroutine[Any, Any, Any]) -> None:
+    """Let a call run until it awaits its answer. It is kept, because its end would close the request."""
+    call.send(None)
+    KEPT.append(call)
+
+
+KEPT: list[Coroutine[Any, Any, Any]] = []
 CALLS: dict[str, Callable[..., object]] = {
+    "http_request": http_request,
+    "http_read": lambda number, most: begun(http_stream(number).read(most)),
+    "http_close": lambda number: http_stream(number).close(),
     "log": log,
     "send": lambda message: inferlet.send(bytes.fromhex(message)),
     "receive": inferlet.receive,

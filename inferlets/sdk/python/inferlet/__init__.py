@@ -48,6 +48,7 @@ from inferlet._calls.sharing import (
     store_set,
     subscribe,
 )
+from inferlet._calls.web import HttpStream, http_get, http_post, http_request, http_stream
 from inferlet._contexts.generation import Generation, Piece
 from inferlet._contexts.proposal import Proposal
 from inferlet._models.models import (
@@ -60,6 +61,7 @@ from inferlet._models.models import (
 )
 from inferlet._models.text import detokenize_bytes, format_chat, get_vocabs
 from inferlet._queues.queue import Queue
+from inferlet._values.http_reply import HttpHeaders, HttpReply
 from inferlet._values.types import (
     CompiledGrammar,
     Dist,
@@ -91,6 +93,9 @@ __all__ = [
     "Generation",
     "Grammar",
     "Greedy",
+    "HttpHeaders",
+    "HttpReply",
+    "HttpStream",
     "Imported",
     "KvPage",
     "Length",
@@ -131,6 +136,10 @@ __all__ = [
     "get_model",
     "get_version",
     "get_vocabs",
+    "http_get",
+    "http_post",
+    "http_request",
+    "http_stream",
     "json_schema",
     "lark",
     "prompt_template",

@@ -28,7 +28,17 @@ if TYPE_CHECKING:
 class _State:
     """What the program was given and has made: arguments, its default queue, queues to use again, its inbox."""
 
-    __slots__ = ("args", "default_queue", "grammars", "inbox", "instance_id", "next_args", "spare_queues", "version")
+    __slots__ = (
+        "args",
+        "default_queue",
+        "grammars",
+        "inbox",
+        "instance_id",
+        "next_args",
+        "requests",
+        "spare_queues",
+        "version",
+    )
 
     def __init__(self) -> None:
         self.args: list[str] = []
@@ -36,6 +46,7 @@ class _State:
         self.default_queue: Queue | None = None
         self.spare_queues: dict[int, list[Queue]] = {}  # of closed contexts, by model
         self.inbox = Receiving()
+        self.requests = 0  # over HTTP, so far
         self.version: str | None = None  # of the runtime, and the program's id, once the host has told
         self.instance_id: str | None = None
         self.grammars: dict[tuple[int, Grammar], Any] = {}  # what was compiled, by model

@@ -302,6 +302,16 @@ class NotAllowed(ProgramError):
     remedy: ClassVar[str] = "Grant the capability in the inferlet's spec, if there is one for it."
 
 
+class RequestFailed(ProgramError):
+    """217: {method} {url}: {detail}."""
+
+    number: ClassVar[int] = 217
+    message: ClassVar[str] = "{method} {url}: {detail}"
+    remedy: ClassVar[str] = (
+        "Check the address, and what the server and the network policy allow, or repeat the request."
+    )
+
+
 class PageQuotaExceeded(LimitError):
     """301: KV pages: the program holds {held} and asked for {asked} more; its limit is {...."""
 
@@ -428,6 +438,14 @@ class CompilerMemoryExceeded(LimitError):
         "Make functions smaller, try again later, or raise process_memory_bytes, a setting (or the pod's limit)."
     )
     retryable: ClassVar[bool] = True
+
+
+class BodyTooLarge(LimitError):
+    """316: the body of {url} has more than the {limit} bytes that a journal keeps of one."""
+
+    number: ClassVar[int] = 316
+    message: ClassVar[str] = "the body of {url} has more than the {limit} bytes that a journal keeps of one"
+    remedy: ClassVar[str] = "Ask for less, read less, or launch the program without a journal (--no-journal)."
 
 
 class NameBudgetExceeded(LimitError):
@@ -576,6 +594,17 @@ class LeaseLost(LostError):
     retryable: ClassVar[bool] = True
 
 
+class Interrupted(LostError):
+    """416: {method} {url} was under way when the program's runtime was lost, and {why}."""
+
+    number: ClassVar[int] = 416
+    message: ClassVar[str] = "{method} {url} was under way when the program's runtime was lost, and {why}"
+    remedy: ClassVar[str] = (
+        "Find out what the server has done, and ask again. A header Idempotency-Key lets the request be repeated."
+    )
+    retryable: ClassVar[bool] = True
+
+
 class CheckpointMissing(StartError):
     """501: no checkpoint at {path}: {detail}."""
 
@@ -690,6 +719,7 @@ REGISTRY: dict[int, type[TartletError]] = {
     207: ProgramKilled,
     208: DeadlineExceeded,
     209: NotAllowed,
+    217: RequestFailed,
     301: PageQuotaExceeded,
     302: ResourceQuotaExceeded,
     303: OutOfPages,
@@ -704,6 +734,7 @@ REGISTRY: dict[int, type[TartletError]] = {
     312: InboxFull,
     313: MemoryBudgetExceeded,
     314: CompilerMemoryExceeded,
+    316: BodyTooLarge,
     320: NameBudgetExceeded,
     401: WorkerLost,
     402: ControlLost,
@@ -719,6 +750,7 @@ REGISTRY: dict[int, type[TartletError]] = {
     412: JournalUnavailable,
     413: EmbedLost,
     415: LeaseLost,
+    416: Interrupted,
     501: CheckpointMissing,
     502: CheckpointBroken,
     503: UnknownFamily,

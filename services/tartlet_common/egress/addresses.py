@@ -82,8 +82,15 @@ class Exceptions:
     networks: Sequence[Network] = ()
 
     @staticmethod
-    def of(entries: Iterable[str]) -> Exceptions:
+    def of(entries: Iterable[str], role: str = "operator", setting: str = "source_private_hosts") -> Exceptions:
         """Read entries: a CIDR or an IP address is a network, everything else a pattern of hosts.
+
+        An IP address with a port is a host: the address in a URL, and not a name that stands for it.
+
+        Args:
+            entries: the parts of a setting.
+            role: whose setting, for the error.
+            setting: its name, for the error.
 
         Raises:
             InvalidConfig: an entry can be neither, such as a network of 33 bits or an address of three numbers.
@@ -97,9 +104,13 @@ class Exceptions:
             try:
                 networks.append(ipaddress.ip_network(entry.replace("[", "").replace("]", ""), strict=False))
             except ValueError as e:
-                if "/" in entry or _NUMBERS.fullmatch(entry):
-                    raise InvalidConfig(role="operator", detail=f"source_private_hosts: {entry!r}: {e}") from e
-                hosts.append(entry.lower())
+                host, _, port = entry.rpartition(":")
+                if port.isdecimal() and _is_address(host.strip("[]")):
+                    hosts.append(f"{ipaddress.ip_address(host.strip('[]'))}:{port}")
+                elif "/" in entry or _NUMBERS.fullmatch(entry):
+                    raise InvalidConfig(role=role, detail=f"{setting}: {entry!r}: {e}") from e
+                else:
+                    hosts.append(entry.lower())
         return Exceptions(tuple(hosts), tuple(networks))
 
     def open(self, host: str, port: int) -> bool:
@@ -114,3 +125,11 @@ class Exceptions:
                 return self.allow(address.ipv4_mapped)
             address = ipaddress.IPv6Address(int(address))  # without a scope, which no network has
         return public(address) or any(address in network for network in self.networks)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
