@@ -38,6 +38,8 @@ class RuntimeFrame(_message.Message):
     JOURNALS_FIELD_NUMBER: _builtins.int
     HISTORIES_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    SEARCHED_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
     """more of this turn follows: control waits for it if another step would cost more"""
     number: _builtins.int
@@ -48,6 +50,8 @@ class RuntimeFrame(_message.Message):
     """the runtime stops: its programs whose journals can be run again go elsewhere at once"""
     journals: _builtins.str
     """as in Hello, if it wasn't known then"""
+    searched: _builtins.bool
+    """with the last of `found`, which may be none"""
     @_builtins.property
     def hello(self) -> Global___RuntimeHello: ...
     @_builtins.property
@@ -72,6 +76,10 @@ class RuntimeFrame(_message.Message):
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInfo]:
         """before `histories`: the models, as the programs' commands number them"""
 
+    @_builtins.property
+    def found(self) -> _containers.RepeatedCompositeFieldContainer[Global___FoundJournal]:
+        """answers `find_journals`"""
+
     def __init__(
         self,
         *,
@@ -88,14 +96,57 @@ class RuntimeFrame(_message.Message):
         journals: _builtins.str = ...,
         histories: _abc.Iterable[Global___HistoryPart] | None = ...,
         models: _abc.Iterable[Global___ModelInfo] | None = ...,
+        found: _abc.Iterable[Global___FoundJournal] | None = ...,
+        searched: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "hello", b"hello", "stored", b"stored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "commands", b"commands", "ends", b"ends", "hello", b"hello", "histories", b"histories", "journals", b"journals", "kept", b"kept", "models", b"models", "more", b"more", "number", b"number", "starts", b"starts", "stopping", b"stopping", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "commands", b"commands", "ends", b"ends", "found", b"found", "hello", b"hello", "histories", b"histories", "journals", b"journals", "kept", b"kept", "models", b"models", "more", b"more", "number", b"number", "searched", b"searched", "starts", b"starts", "stopping", b"stopping", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RuntimeFrame: _TypeAlias = RuntimeFrame  # noqa: Y015
+
+@_typing.final
+class FoundJournal(_message.Message):
+    """A journal in the runtime's store whose program has not ended, as far as the journal says. Its owner may live."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRAM_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    program_id: _builtins.str
+    epoch: _builtins.int
+    """of its owner"""
+    tenant: _builtins.str
+    idempotency_key: _builtins.str
+    model: _builtins.str
+    """as launched"""
+    pool: _builtins.str
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        program_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+        idempotency_key: _builtins.str = ...,
+        model: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "idempotency_key", b"idempotency_key", "model", b"model", "name", b"name", "pool", b"pool", "program_id", b"program_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FoundJournal: _TypeAlias = FoundJournal  # noqa: Y015
 
 @_typing.final
 class HistoryPart(_message.Message):
@@ -462,6 +513,7 @@ class ControlFrame(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
     TAKEOVERS_FIELD_NUMBER: _builtins.int
+    FIND_JOURNALS_FIELD_NUMBER: _builtins.int
     models_changed: _builtins.bool
     idle: _builtins.bool
     """no engine has work, so these deliveries are urgent"""
@@ -469,6 +521,8 @@ class ControlFrame(_message.Message):
     """from protocol 2 on: from 1, 0 for an empty frame and for Hello"""
     applied: _builtins.int
     """the last number that the sender has applied"""
+    find_journals: _builtins.bool
+    """list the journals of the runtime's store whose programs have not ended"""
     @_builtins.property
     def hello(self) -> Global___ControlHello: ...
     @_builtins.property
@@ -499,10 +553,11 @@ class ControlFrame(_message.Message):
         number: _builtins.int = ...,
         applied: _builtins.int = ...,
         takeovers: _abc.Iterable[Global___TakeOver] | None = ...,
+        find_journals: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "deliveries", b"deliveries", "hello", b"hello", "idle", b"idle", "kills", b"kills", "models", b"models", "models_changed", b"models_changed", "number", b"number", "settled", b"settled", "started", b"started", "takeovers", b"takeovers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "deliveries", b"deliveries", "find_journals", b"find_journals", "hello", b"hello", "idle", b"idle", "kills", b"kills", "models", b"models", "models_changed", b"models_changed", "number", b"number", "settled", b"settled", "started", b"started", "takeovers", b"takeovers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -516,18 +571,22 @@ class TakeOver(_message.Message):
 
     PROGRAM_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
     program_id: _builtins.str
     epoch: _builtins.int
     """the owner's from now on"""
+    whole: _builtins.bool
+    """control knows the program from its journal alone: its history follows once the past is over"""
     def __init__(
         self,
         *,
         program_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        whole: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "program_id", b"program_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "program_id", b"program_id", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

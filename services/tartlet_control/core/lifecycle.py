@@ -162,6 +162,7 @@ class Lifecycle:
         self._of_tenant[program.tenant] = self._of_tenant.get(program.tenant, 0) + 1
         self.keys.add(request.tenant, request.idempotency_key, program.id)
         session.programs[program.handle] = program
+        program.awaits_history = request.history
         if request.durable:
             program.epoch, program.run = request.epoch, request.run
             program.answers = session.outbox.keeps[program.handle] = Answers(request.heard)

@@ -46,6 +46,7 @@ class Runtimes:
             session = None
         if session is None:
             session = self.sessions[runtime_id] = RuntimeSession(runtime_id, incarnation, address)
+        self.takeovers.ask_again(session)
         session.gone_since = None
         self._reconcile(session, list(programs))
         self.on_kept(session, kept)
@@ -67,6 +68,7 @@ class Runtimes:
         """Remember programs that have ended and whose output the runtime keeps."""
         for program in kept:
             self.lifecycle.remember(session, program)
+            self.takeovers.on_kept(program.program_id)
 
     def _reconcile(self, session: RuntimeSession, announced: list[StartRequest]) -> None:
         """Match the programs that the runtime runs with those that control knows of it."""

@@ -95,6 +95,7 @@ class Restorer:
     def restore(self, program: ProgramState, commands: Iterable[Sent], answers: Iterable[Sent]) -> None:
         """Let a program go on from where its history ends. If it can't, it ends in ControlLost."""
         now = self._core.clock.now()
+        program.awaits_history = False
         numbers = program.session.models
         try:
             if program.default_model is None:

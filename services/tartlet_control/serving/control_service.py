@@ -33,7 +33,7 @@ from tartlet_control.serving import greeting
 from tartlet_control.serving.catalogue import Catalogue
 from tartlet_control.serving.core_loop import CoreLoop, RuntimeLink
 from tartlet_control.serving.ends import in_place_of
-from tartlet_control.serving.frames import frames_of, kept, orphans_of, start_request
+from tartlet_control.serving.frames import found, frames_of, kept, orphans_of, start_request
 from tartlet_control.serving.specs import known_model
 from tartlet_control.serving.state import engines_of, state_of
 from tartlet_control.serving.tokenizers import Tokenizers
@@ -213,6 +213,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
             core.on_stored(session, frame.stored.handles, frame.stored.counts)
         if frame.stopping:
             core.on_stopping(session)
+        if frame.found or frame.searched:
+            core.takeovers.on_found(session, map(found, frame.found), is_last=frame.searched)
         if frame.kept:
             core.on_kept(session, map(kept, frame.kept))
         if not frame.more or core.takes_parts:

@@ -8,6 +8,7 @@ from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.core.core import Core
 from tartlet_control.core.lifecycle import Kept, StartRequest
+from tartlet_control.core.runtimes.searches import Found
 from tartlet_control.serving.ends import BESIDE_BYTES, add_ends
 from tartlet_control.serving.specs import model_info
 from tartlet_control.tables.numbering import Numbering
@@ -60,14 +61,17 @@ def _starts(core: Core, notices: Notices, numbers: Numbering) -> list[control_pb
         frames[-1].started.append(reply)
     for start in range(0, len(notices.takeovers), _TAKEOVERS):
         some = notices.takeovers[start : start + _TAKEOVERS]
-        takeovers = [control_pb2.TakeOver(program_id=i, epoch=epoch) for i, epoch in some]
+        takeovers = [control_pb2.TakeOver(program_id=i, epoch=epoch, whole=whole) for i, epoch, whole in some]
         frames.append(control_pb2.ControlFrame(takeovers=takeovers))
+    if notices.find_journals:
+        frames.append(control_pb2.ControlFrame(find_journals=True))
     return frames
 
 
 def orphans_of(core: Core, scope: Scope) -> list[control_pb2.Orphan]:
     """Return the programs without a runtime that a caller may see."""
     now = core.clock.now()
+    found = [orphan.found for orphan in core.takeovers.orphans.values() if orphan.found is not None]
     waiting = [(orphan, core.lifecycle.programs.get(i)) for i, orphan in core.takeovers.orphans.items()]
     return [
         control_pb2.Orphan(
@@ -82,6 +86,12 @@ def orphans_of(core: Core, scope: Scope) -> list[control_pb2.Orphan]:
         )
         for orphan, program in waiting[:_ORPHANS]
         if program is not None and scope.allows(program.tenant)
+    ] + [
+        control_pb2.Orphan(
+            program_id=f.program_id, name=f.name, tenant=f.tenant, model=f.model, idempotency_key=f.idempotency_key
+        )
+        for f in found[:_ORPHANS]
+        if f.program_id not in core.lifecycle.programs and scope.allows(f.tenant)
     ]
 
 
@@ -107,6 +117,19 @@ def start_request(start: control_pb2.ProgramStart) -> StartRequest:
         heard=start.heard,
         adopts=start.adopts,
         lost=error_from_proto(start.lost),
+    )
+
+
+def found(journal: control_pb2.FoundJournal) -> Found:
+    """Read what a runtime says of a journal in its store."""
+    return Found(
+        journal.program_id,
+        journal.epoch,
+        journal.tenant,
+        journal.idempotency_key,
+        journal.model,
+        journal.pool,
+        journal.name,
     )
 
 

@@ -64,11 +64,13 @@ class Notices:
     kills: list[tuple[int, TartletError]] = field(default_factory=list)
     settled: list[Settled] = field(default_factory=list)
     adopted: list[Adopted] = field(default_factory=list)
-    takeovers: list[tuple[str, int]] = field(default_factory=list)  # program id, epoch
+    takeovers: list[tuple[str, int, bool]] = field(default_factory=list)  # program id, epoch, `whole`
     models_changed: bool = False
+    find_journals: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.started or self.kills or self.settled or self.models_changed or self.adopted or self.takeovers)
+        told = self.started or self.kills or self.settled or self.adopted or self.takeovers
+        return bool(told or self.models_changed or self.find_journals)
 
 
 class Outbox:

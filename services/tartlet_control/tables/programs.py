@@ -253,11 +253,11 @@ class ProgramState:
     """One running program: what it asked for, its queues, what it holds and what it has used."""
 
     __slots__ = (
-        "account", "alone", "answers", "asked_model", "cached_tokens", "caches", "command_limit", "commands",
-        "computed_tokens", "created", "deaths", "default_model", "dispatched", "end_asked", "epoch", "failed",
-        "goes_on", "handle", "id", "idempotency_key", "imports", "in_flight", "input_tokens", "journals", "killed",
-        "live", "name", "num_pages", "page_limit", "peak_pages", "places", "queues", "reach", "recovered_s", "run",
-        "sampled_tokens", "session", "span", "started_s", "tenant",
+        "account", "alone", "answers", "asked_model", "awaits_history", "cached_tokens", "caches",
+        "command_limit", "commands", "computed_tokens", "created", "deaths", "default_model", "dispatched",
+        "end_asked", "epoch", "failed", "goes_on", "handle", "id", "idempotency_key", "imports", "in_flight",
+        "input_tokens", "journals", "killed", "live", "name", "num_pages", "page_limit", "peak_pages", "places",
+        "queues", "reach", "recovered_s", "run", "sampled_tokens", "session", "span", "started_s", "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -294,6 +294,7 @@ class ProgramState:
         self.recovered_s = 0.0  # seconds for which the program was suspended
         self.answers: Answers | None = None  # to be repeated to another runtime; None: it can't begin again there
         self.epoch = 0  # of its journal's owner
+        self.awaits_history = False  # what it has sent and was told is only known to its runtime, or to its journal
         self.run = b""  # names its run, of those that continue_as_new has begun
         self.goes_on = False  # another run follows this one
         self.journals = ""  # the name of the store with its journal, once its runtime is gone

@@ -8,6 +8,7 @@ killed runtime left. A journal takes another's place only when it is whole. Owne
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -22,7 +23,7 @@ from tartlet_common.errors.registry import DiskFull, InvalidSource, JournalUnava
 from tartlet_runtime.journal.kept_files import KeptFiles
 from tartlet_runtime.journal.records import MAGIC, ParsedJournal, parse_journal
 from tartlet_runtime.journal.space import Space
-from tartlet_runtime.journal.store import FIRST_EPOCH, Listener, Part, StoredJournal, Turn
+from tartlet_runtime.journal.store import FIRST_EPOCH, Listener, LiveJournal, Part, StoredJournal, Turn
 from tartlet_runtime.journal.takeovers import Takeovers
 
 _BIG_SLOT_BYTES = 1 << 20  # a larger one gives its space back
@@ -234,6 +235,20 @@ class FileStore:
         with self._takeovers.lock(alone=False):
             self._hear_of_takeovers()
             return StoredJournal(self._takeovers.epoch(program_id), self._find(program_id)[1])
+
+    async def live(self) -> list[LiveJournal]:
+        """Return the journals that runtimes which are gone have left, as far as their programs have not ended."""
+        left = {path.stem for path in self._kept.waiting(self._directory)}
+        left |= {name for slot, name in self._others().items() if slot in self._dead}
+        journals: list[LiveJournal] = []
+        for program_id in left - self._used.keys():
+            with contextlib.suppress(UnknownProgram), self._takeovers.lock(alone=False):
+                self._hear_of_takeovers()
+                parsed = parse_journal(self._find(program_id)[1], program_id)
+                if parsed.is_live:
+                    journals.append(LiveJournal(self._takeovers.epoch(program_id), parsed.header))
+            await asyncio.sleep(0)  # programs need the loop, too
+        return journals
 
     async def delete(self, program_ids: Iterable[str]) -> None:
         """Delete kept journals."""

@@ -38,6 +38,16 @@ class KeptFiles:
     def __contains__(self, path: Path) -> bool:
         return path in self._sizes
 
+    def waiting(self, directory: Path) -> list[Path]:
+        """Return the files of a directory whose programs may wait for an owner, whoever has kept them."""
+        since = self._now() - self._grace_s
+        waiting = []
+        for path in directory.glob("*.journal"):
+            with contextlib.suppress(OSError):  # another runtime has taken it
+                if path.stat().st_mtime > since:
+                    waiting.append(path)
+        return waiting
+
     def find(self, path: Path) -> None:
         """Take up a file that an earlier runtime kept."""
         stat = path.stat()

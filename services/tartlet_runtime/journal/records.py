@@ -19,6 +19,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from tartlet_common.errors.registry import InvalidSource
+from tartlet_protos import common_pb2
 
 MAGIC = b"TRTJ"
 VERSION = 2
@@ -83,6 +84,11 @@ class JournalHeader:
             self.idempotency_key,
             self.since_offset,
         )
+
+    @property
+    def can_run_again(self) -> bool:
+        """Whether a runtime can run the program again: native programs it can't."""
+        return self.language != common_pb2.Source.NATIVE
 
     @property
     def component_digest(self) -> str:
@@ -212,6 +218,11 @@ class ParsedJournal(NamedTuple):
     header_bytes: int
     """Length of the encoded header."""
 
+    @property
+    def is_live(self) -> bool:
+        """Whether the program can be run again and has not ended."""
+        return self.header.can_run_again and (not self.records or self.records[-1].kind != Kind.END)
+
 
 def read_journal(path: Path) -> tuple[JournalHeader, list[JournalRecord]]:
     """Header and intact records of a journal file; a torn tail is left out.
@@ -228,6 +239,19 @@ def parse_journal(data: bytes, name: str) -> ParsedJournal:
     Raises:
         InvalidSource: there is no intact header of this version.
     """
+    header, header_bytes = read_header(data, name)
+    (crc,) = _CRC.unpack_from(data, header_bytes - _CRC.size)
+    records = list(_records(data, header_bytes, crc))
+    intact = header_bytes + sum(_RECORD.size + len(record.delivery) for record in records)
+    return ParsedJournal(header, records, intact, header_bytes)
+
+
+def read_header(data: bytes, name: str) -> tuple[JournalHeader, int]:
+    """Parse a journal's header. Returns it with its length in bytes. `name` is for errors.
+
+    Raises:
+        InvalidSource: there is no intact header of this version.
+    """
     if len(data) < _HEAD.size:
         raise InvalidSource(detail=f"{name} holds no journal")
     magic, version, _, text_bytes, source_bytes = _HEAD.unpack_from(data)
@@ -239,11 +263,19 @@ def parse_journal(data: bytes, name: str) -> ParsedJournal:
         raise InvalidSource(detail=f"the header of {name} is torn")
     fields = json.loads(data[_HEAD.size : source_at])
     fields |= {"seed": bytes.fromhex(fields["seed"]), "args": tuple(fields["args"]), "source": data[source_at:end]}
-    (crc,) = _CRC.unpack_from(data, end)
-    header_bytes = end + _CRC.size
-    records = list(_records(data, header_bytes, crc))
-    intact = header_bytes + sum(_RECORD.size + len(record.delivery) for record in records)
-    return ParsedJournal(JournalHeader(**fields), records, intact, header_bytes)
+    return JournalHeader(**fields), end + _CRC.size
+
+
+def last_kind(data: bytes, at: int) -> int | None:
+    """Return the kind of the last record behind `at`, where a record begins, or None if there is none.
+
+    Checks no sums: use it for bytes that a store keeps whole.
+    """
+    kind: int | None = None
+    while at + _RECORD.size <= len(data):
+        _, size, *_, kind = _RECORD.unpack_from(data, at)
+        at += _RECORD.size + size
+    return kind
 
 
 def _records(data: bytes, at: int, header_crc: int) -> Iterator[JournalRecord]:

@@ -16,9 +16,16 @@ from typing import NamedTuple, cast
 import redis.asyncio as redis
 from redis.exceptions import RedisError
 
-from tartlet_common.errors.registry import JournalUnavailable, Superseded, TartletError, UnknownProgram
+from tartlet_common.errors.registry import (
+    InvalidSource,
+    JournalUnavailable,
+    Superseded,
+    TartletError,
+    UnknownProgram,
+)
 from tartlet_runtime.journal import redis_scripts as scripts
-from tartlet_runtime.journal.store import FIRST_EPOCH, Listener, StoredJournal, Turn
+from tartlet_runtime.journal.records import Kind, last_kind, read_header
+from tartlet_runtime.journal.store import FIRST_EPOCH, Listener, LiveJournal, StoredJournal, Turn
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +35,8 @@ CALL_BYTES = 8 << 20
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5)
 _PAGE = 64
 """Entries read at once, and journals that are let go at once."""
+_LISTED = 16
+"""Journals looked at in one call: beginnings have programs' sources."""
 _TIDY_EVERY = 8
 """Calls that append between two that let journals go, while turns wait."""
 _LEFT_MS = 24 * 3600 * 1000
@@ -51,6 +60,7 @@ class RedisStore:
         self._client = client
         self._append_script = client.register_script(scripts.APPEND)
         self._expire_script = client.register_script(scripts.EXPIRE)
+        self._live_script = client.register_script(scripts.LIVE)
         self._read_script = client.register_script(scripts.READ)
         self._kept_ms = max(1, int(kept_s * 1000))
         self._listener: Listener
@@ -90,7 +100,13 @@ class RedisStore:
         self._work.set()
 
     def drop(self, program_id: str) -> None:
-        """Forget what waits of a program."""
+        """Forget what waits of a program, and its journal: nobody may begin the program again behind it."""
+        epoch = self._epochs.get(program_id)
+        self._let_go(program_id)
+        if epoch is not None:
+            self._expire(program_id, epoch, 1)
+
+    def _let_go(self, program_id: str) -> None:
         self._forget_turns(program_id)
         self._lengths.pop(program_id, None)
         self._epochs.pop(program_id, None)
@@ -110,7 +126,7 @@ class RedisStore:
     def leave(self, program_id: str, epoch: int) -> None:
         """Append nothing more to a journal, unless this runtime owns the journal again with a later epoch."""
         if self._epochs.get(program_id, epoch) <= epoch:
-            self.drop(program_id)
+            self._let_go(program_id)
             self._expire(program_id, epoch, max(self._kept_ms, _LEFT_MS))
 
     def _expire(self, program_id: str, epoch: int, in_ms: int) -> None:
@@ -254,6 +270,28 @@ class RedisStore:
         if found < answer[2]:
             raise _refusal(program_id, scripts.SHORT)
         return StoredJournal(answer[1], bytes(data)), found
+
+    async def live(self) -> list[LiveJournal]:
+        """Return the journals whose programs have not ended, also those of owners that live.
+
+        Raises:
+            JournalUnavailable: Redis can't be reached.
+        """
+        try:
+            owners = [key.decode() async for key in self._client.scan_iter(f"{PREFIX}*:owner", count=1000)]
+            ids = sorted({key[len(PREFIX) : -len(":owner")] for key in owners} - self._epochs.keys())
+            journals: list[LiveJournal] = []
+            for at in range(0, len(ids), _LISTED):
+                some = ids[at : at + _LISTED]
+                keys = [key for program_id in some for key in _keys(program_id)]
+                for place, epoch, length, first, last in await self._live_script(keys=keys):
+                    with contextlib.suppress(InvalidSource):
+                        header, end = read_header(first, some[place])
+                        if header.can_run_again and last_kind(last, end if length == 1 else 0) != Kind.END:
+                            journals.append(LiveJournal(epoch, header))
+        except _ERRORS as e:
+            raise JournalUnavailable(detail=_told(e)) from e
+        return journals
 
     async def delete(self, program_ids: Iterable[str]) -> None:
         """Delete journals, with their owners."""

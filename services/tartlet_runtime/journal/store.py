@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tartlet_common.errors.registry import TartletError
+from tartlet_runtime.journal.records import JournalHeader
 
 FIRST_EPOCH = 1
 """The epoch of a program's first owner."""
@@ -48,6 +49,14 @@ class StoredJournal:
 
     epoch: int
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJournal:
+    """A journal whose program can be run again and has not ended, as far as the journal says. Its owner may live."""
+
+    epoch: int
+    header: JournalHeader
 
 
 class Listener(Protocol):
@@ -122,6 +131,13 @@ class JournalStore(Protocol):
         Raises:
             UnknownProgram: the store has no such journal.
             JournalUnavailable: the journal is shorter than what was stored, or the store can't be reached.
+        """
+
+    async def live(self) -> list[LiveJournal]:
+        """Return the journals whose programs have not ended; of owners that are known to live, they may be left out.
+
+        Raises:
+            JournalUnavailable: the store can't be reached.
         """
 
     async def delete(self, program_ids: Iterable[str]) -> None:

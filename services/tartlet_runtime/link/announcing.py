@@ -37,21 +37,7 @@ class Announcement:
     def frames(self) -> Iterator[control_pb2.RuntimeFrame]:
         """Yield what Hello had no room for, then the histories of the programs that go on."""
         yield from self._later
-        remembered = self.remembered()
-        if not remembered:
-            return
-        yield control_pb2.RuntimeFrame(models=self._programs.models())
-        frame, size = control_pb2.RuntimeFrame(), 0
-        for program in remembered:
-            data = program.history.message().SerializeToString()
-            for at in range(0, len(data), _PART_BYTES):
-                part = data[at : at + _PART_BYTES]
-                if size and size + len(part) > _PART_BYTES:
-                    yield frame
-                    frame, size = control_pb2.RuntimeFrame(), 0
-                frame.histories.add(handle=program.handle, data=part, more=at + len(part) < len(data))
-                size += len(part)
-        yield frame
+        yield from frames_of_histories(self._programs, self.remembered())
 
     def remembered(self) -> list[Program]:
         """Return the announced programs whose histories control gets."""
@@ -70,6 +56,24 @@ class Announcement:
                 if p.departed
             ),
         ]
+
+
+def frames_of_histories(programs: Programs, remembered: Sequence[Program]) -> Iterator[control_pb2.RuntimeFrame]:
+    """Yield the frames that tell control what programs have sent and were told."""
+    if not remembered:
+        return
+    yield control_pb2.RuntimeFrame(models=programs.models())
+    frame, size = control_pb2.RuntimeFrame(), 0
+    for program in remembered:
+        data = program.history.message().SerializeToString()
+        for at in range(0, max(len(data), 1), _PART_BYTES):
+            part = data[at : at + _PART_BYTES]
+            if size and size + len(part) > _PART_BYTES:
+                yield frame
+                frame, size = control_pb2.RuntimeFrame(), 0
+            frame.histories.add(handle=program.handle, data=part, more=at + len(part) < len(data))
+            size += len(part)
+    yield frame
 
 
 def how_many_fit(

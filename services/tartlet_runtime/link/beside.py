@@ -10,6 +10,7 @@ from tartlet_protos import control_pb2
 
 STORED_EVERY_S: Final = 0.1
 """Longest time for which control isn't told what is stored, while frames leave."""
+_FOUND_A_FRAME: Final = 512
 _HANDLE: Final = Struct("<I")
 _COUNT: Final = Struct("<Q")
 
@@ -21,6 +22,8 @@ class Beside:
         """Begin with nothing to tell. `now` is a monotonic clock, in seconds."""
         self.stored: dict[int, int] = {}
         """How many of control's records are stored in the journal of each program, by handle."""
+        self.found: list[control_pb2.FoundJournal] | None = None
+        """The journals that control asked for; None if there is no list to send."""
         self.stopping = False
         self.named = ""
         """The name of the store that control was told."""
@@ -32,6 +35,7 @@ class Beside:
         """Return whether a frame is to leave for this alone."""
         return bool(
             journals != self.named
+            or self.found is not None
             or (self.stopping and not self._stop_told)
             or (self.stored and self._now() - self._told_s >= STORED_EVERY_S)
         )
@@ -50,4 +54,15 @@ class Beside:
             frame.journals = self.named = journals
         if self.stopping:
             frame.stopping = self._stop_told = True
-        return [frame]
+        return [frame, *self._take_found()]
+
+    def _take_found(self) -> list[control_pb2.RuntimeFrame]:
+        found, self.found = self.found, None
+        if found is None:
+            return []
+        frames = [
+            control_pb2.RuntimeFrame(found=found[at : at + _FOUND_A_FRAME])
+            for at in range(0, max(len(found), 1), _FOUND_A_FRAME)
+        ]
+        frames[-1].searched = True
+        return frames

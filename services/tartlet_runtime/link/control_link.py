@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tartlet_common.clock import Clock, SystemClock
@@ -20,7 +20,7 @@ from tartlet_common.rpc.frame_streams import Joiner
 from tartlet_common.rpc.link_stream import LinkStream
 from tartlet_common.rpc.pairing import Dialling
 from tartlet_protos import control_pb2
-from tartlet_runtime.link.announcing import Announcement, how_many_fit
+from tartlet_runtime.link.announcing import Announcement, frames_of_histories, how_many_fit
 from tartlet_runtime.link.beside import Beside
 from tartlet_runtime.link.control_calls import ControlCalls
 from tartlet_runtime.link.frames import Outbox
@@ -68,6 +68,7 @@ class ControlLink(ControlCalls):
         self._again: list[control_pb2.ProgramStart] = []  # of programs with an end among `_ends`
         self._ends: list[control_pb2.ProgramEnd] = []
         self._unsent: dict[int, Program] = {}
+        self._histories: list[Program] = []  # of programs that control knows from their journals alone
         self._beside = Beside(self._clock.now)
         self._writer: asyncio.Future[None] | None = None  # set while the writer waits for frames
         driver.send_commands = self.flush
@@ -99,6 +100,16 @@ class ControlLink(ControlCalls):
         self._ends.append(end)
         self._driver.schedule()
         return program.has_engine_state or bool(program.unsent_commands)
+
+    def remember(self, program: Program) -> None:
+        """Tell control all that a program has sent and was told, before what it sends from now on."""
+        self._histories.append(program)
+        self._driver.schedule()
+
+    def found(self, journals: Sequence[control_pb2.FoundJournal]) -> None:
+        """Answer control's search for journals."""
+        self._beside.found = list(journals)
+        self._driver.schedule()
 
     def stored(self, program: Program, heard: int) -> None:
         """Tell control soon that so many of its records to a program are stored."""
@@ -157,6 +168,10 @@ class ControlLink(ControlCalls):
         if self._starts:
             frame.starts.extend(self._starts)
             self._starts = []
+        if self._histories:
+            frames += [frame] if frame.ByteSize() else []
+            frames += frames_of_histories(self.programs, self._histories)
+            frame, self._histories = control_pb2.RuntimeFrame(), []
         for program in self._unsent.values():
             program.has_engine_state = True
             program.unsent_commands = 0
@@ -189,7 +204,7 @@ class ControlLink(ControlCalls):
 
     @property
     def _has_words(self) -> bool:
-        words = self._starts or self._again or self._ends or self._outbox.commands
+        words = self._starts or self._again or self._ends or self._outbox.commands or self._histories
         return bool(words or self._beside.is_due(self.programs.journals))
 
     # ---- the stream ----
@@ -256,6 +271,7 @@ class ControlLink(ControlCalls):
     def _begin(self, announced: Announcement) -> None:
         """Begin a new link: send what Hello had no room for, and what control needs to take programs over."""
         assert self._peer.link is not None
+        self._histories = []
         for frame in announced.frames():
             self._peer.link.send(frame)
         for program in announced.remembered():  # their histories have what was not sent, too

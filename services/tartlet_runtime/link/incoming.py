@@ -37,8 +37,14 @@ class Programs(Protocol):
     def models(self) -> list[control_pb2.ModelInfo]:
         """Return control's last list of models."""
 
-    def take_over(self, program_id: str, epoch: int) -> None:
-        """Become the owner of a program of another runtime, and begin it again."""
+    def take_over(self, program_id: str, epoch: int, *, whole: bool) -> None:
+        """Become the owner of a program of another runtime, and begin it again.
+
+        With `whole`, control knows the program from its journal alone, and gets its history when its past is over.
+        """
+
+    def find_journals(self) -> None:
+        """Tell control which programs of the store of journals have not ended."""
 
     @property
     def journals(self) -> str:
@@ -68,7 +74,9 @@ def take(programs: Programs, driver: Driver, frame: control_pb2.ControlFrame) ->
             if frame.idle:
                 driver.hurry()
     for takeover in frame.takeovers:
-        programs.take_over(takeover.program_id, takeover.epoch)
+        programs.take_over(takeover.program_id, takeover.epoch, whole=takeover.whole)
+    if frame.find_journals:
+        programs.find_journals()
     _take_ends(programs, frame)
 
 

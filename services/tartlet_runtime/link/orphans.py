@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tartlet_common.errors.registry import ControlLost, TartletError
+from tartlet_common.errors.registry import ControlLost, Superseded, TartletError
 from tartlet_runtime.program.program import Program
 from tartlet_runtime.program.spec import State
 
@@ -13,7 +13,7 @@ def control_lost(program: Program) -> None:
         if program.departed and not awaits_settlement(program):
             program.finish(program.error)
     elif program.is_recovering:
-        program.end(ControlLost(why="it was beginning again at this runtime when control died"))
+        program.journal_lost(Superseded(program=program.program_id))  # the next control finds its journal
     elif program.history.lost:
         program.end(ControlLost(why=program.history.lost))
 

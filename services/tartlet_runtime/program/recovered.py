@@ -33,6 +33,8 @@ class RecoveredProgram(Program):
         start_ns: int,
         rerun: Rerun,
         span: ProgramSpan | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
         """Begin with the past that `rerun` tells.
 
@@ -45,6 +47,7 @@ class RecoveredProgram(Program):
                 record and the wall clock.
             rerun: its past.
             span: its span, if traces are exported.
+            whole: control knows nothing of it, and gets its history instead of the commands of its past.
 
         Raises:
             MemoryBudgetExceeded: the process has no memory for messages that were not taken.
@@ -62,6 +65,8 @@ class RecoveredProgram(Program):
         self.history.begin_again([record.delivery for record in rerun.deliveries], rerun.heard)
         self._rerun = rerun
         self._is_past = True  # the guest doesn't live yet
+        self.is_whole = whole
+        """Whether control doesn't have its history yet."""
         self._skip = 0  # commands that control has taken
         self._early: list[bytes] = []  # control's records that came meanwhile
         self._slept_us = 0  # since the last delivery of the past
@@ -69,8 +74,8 @@ class RecoveredProgram(Program):
 
     @property
     def is_recovering(self) -> bool:
-        """Whether the guest is still told its past."""
-        return self._is_past and self.state < State.ENDING
+        """Whether the guest is still told its past, or hasn't given again all that control had taken."""
+        return (self._is_past or self._skip > 0) and self.state < State.ENDING
 
     def adopted(self, commands: int, paused_s: float) -> None:
         """Take control's word: it has taken so many commands, and the program stood still for so long."""
@@ -103,8 +108,8 @@ class RecoveredProgram(Program):
         assert self.recorder is not None
         self.recorder.journal.digest.add(data)
         self.usage.submitted(submission)
-        known = min(self._skip, submission.count)
-        self._skip -= known
+        known = submission.count if self.is_whole else min(self._skip, submission.count)
+        self._skip = max(0, self._skip - known)
         self.history.sent(submission.records[: known * RECORD_BYTES], submission.payload)
         if submission.count > known:
             self._command(submission.count - known, submission.records[known * RECORD_BYTES :], submission.payload)
@@ -165,11 +170,19 @@ class RecoveredProgram(Program):
         if waits and self._skip:
             raise Diverged(wait=0, detail=f"control had {self._skip} commands more than the program gives now")
         self._is_past = False
+        self._tell_history()
         self.output.caught_up()
         now_s = self._world.clock.now()
         for records in self._early:
             self.usage.delivered(records, now_s)
         self._early.clear()
+
+    def _tell_history(self) -> None:
+        """Give control all that the program has sent and was told, if control knows nothing of that."""
+        if self.is_whole:
+            self.is_whole = False
+            self.has_engine_state = bool(self.history)
+            self._world.link.remember(self)
 
     def on_sleep(self, duration_us: int) -> bool:
         """Let sleeps of the past be over at once, as far as their time has passed."""
@@ -196,6 +209,8 @@ class RecoveredProgram(Program):
         if self._rerun.end is not None:
             error, result = self._rerun.end
         self._is_past = False
+        if error is None:
+            self._tell_history()
         self.output.caught_up()
         super()._end(error, result)
 

@@ -22,6 +22,9 @@ class Link(Protocol[P_contra]):
     def commands(self, program: P_contra, count: int, records: bytes, payload: bytes) -> None:
         """Send records at the end of this turn."""
 
+    def remember(self, program: P_contra) -> None:
+        """Tell control all that a program has sent and was told, before what it sends from now on."""
+
     def ended(self, program: P_contra, *, failed: bool) -> bool:
         """Tell control that a program has ended; return whether control will answer with `Program.settled`."""
 

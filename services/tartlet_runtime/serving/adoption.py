@@ -17,7 +17,6 @@ from tartlet_common.errors.registry import (
 from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_protos import control_pb2
 from tartlet_runtime.abi.limits import ProgramLimits
-from tartlet_runtime.answers.models import Spawn
 from tartlet_runtime.journal.records import JournalHeader, parse_journal
 from tartlet_runtime.journal.store import JournalStore
 from tartlet_runtime.link.control_link import ControlLink
@@ -25,9 +24,11 @@ from tartlet_runtime.program.rerun import Rerun
 from tartlet_runtime.program.spec import ProgramSpec
 from tartlet_runtime.serving.programs import ProgramTable
 from tartlet_runtime.serving.recording import Past
+from tartlet_runtime.serving.relay import Spawn
 
 log = logging.getLogger(__name__)
 
+_SEARCH_AGAIN_S = 1.0
 _AT_ONCE = 16
 """Journals that are read and parsed at the same time."""
 
@@ -42,16 +43,50 @@ class Adoption:
         self._link = link
         self._spawn = spawn
         self._slots = asyncio.Semaphore(_AT_ONCE)
-        table.take_over = self.begin
+        table.take_over, table.find_journals = self.begin, self.find
+        self._search: asyncio.Task[None] | None = None
 
-    def begin(self, program_id: str, epoch: int) -> None:
-        """Become the owner of a program with `epoch`, begin it again, and tell control."""
-        self._spawn(self._take_over(program_id, epoch))
+    def find(self) -> None:
+        """Tell control which programs of the store have not ended."""
+        if self._search is not None:  # of a control before this one
+            self._search.cancel()
+        self._search = self._spawn(self._find())
 
-    async def _take_over(self, program_id: str, epoch: int) -> None:
+    async def _find(self) -> None:
+        while True:
+            try:
+                journals = await self._store.live()
+                break
+            except TartletError as e:
+                log.warning("the journals can't be listed: %s", e)
+            await asyncio.sleep(_SEARCH_AGAIN_S)
+        log.info("journals of programs that have not ended, without those that run here: %d", len(journals))
+        self._link.found(
+            [
+                control_pb2.FoundJournal(
+                    program_id=found.header.program_id,
+                    epoch=found.epoch,
+                    tenant=found.header.tenant,
+                    idempotency_key=found.header.idempotency_key,
+                    model=found.header.model,
+                    pool=found.header.pool,
+                    name=found.header.name,
+                )
+                for found in journals
+            ]
+        )
+
+    def begin(self, program_id: str, epoch: int, *, whole: bool = False) -> None:
+        """Become the owner of a program with `epoch`, begin it again, and tell control.
+
+        `whole`: as of `RecoveredProgram`.
+        """
+        self._spawn(self._take_over(program_id, epoch, whole=whole))
+
+    async def _take_over(self, program_id: str, epoch: int, *, whole: bool) -> None:
         try:
             async with self._slots:
-                await self._begin_again(program_id, epoch)
+                await self._begin_again(program_id, epoch, whole=whole)
             return
         except TartletError as e:
             lost = e
@@ -62,7 +97,7 @@ class Adoption:
         start = control_pb2.ProgramStart(program_id=program_id, epoch=epoch, adopts=True, lost=error_to_proto(lost))
         self._link.start(start)
 
-    async def _begin_again(self, program_id: str, epoch: int) -> None:
+    async def _begin_again(self, program_id: str, epoch: int, *, whole: bool) -> None:
         self._table.supersede(program_id)
         stored = await self._store.take_over(program_id, epoch)
         try:
@@ -76,7 +111,8 @@ class Adoption:
             header = stored.data[: parsed.header_bytes]
             start_ns, offset = parsed.header.start_ns, parsed.header.since_offset
             past = Past(header, start_ns, parsed.size, stored.epoch, Rerun.of(parsed.records), offset)
-            self._table.adopt(spec, make_guest, past)
+            self._table.adopt(spec, make_guest, past, whole=whole)
+            log.info("program %s begins again%s", program_id, ", of which control knows its journal alone" * whole)
         except BaseException:
             self._store.leave(program_id, stored.epoch)
             raise

@@ -93,7 +93,8 @@ class ProgramTable:
         self._away_since: float | None = clock.now()
         self._stopping: Callable[[], TartletError] | None = None
         self.follow_elsewhere: Callable[[Call, int, str], None] = _nowhere
-        self.take_over: Callable[[str, int], None] = _nowhere  # (`control_link.Programs`)
+        self.take_over: Callable[..., None] = _nowhere  # (`control_link.Programs`)
+        self.find_journals: Callable[[], None] = _nowhere
         link.programs = self
 
     # ---- lookup ----
@@ -219,8 +220,10 @@ class ProgramTable:
         """The name of the store of journals; "" while it isn't known (`control_link.Programs`)."""
         return self._recording.store_name
 
-    def adopt(self, spec: ProgramSpec, make_guest: MakeGuest, past: Past) -> None:
+    def adopt(self, spec: ProgramSpec, make_guest: MakeGuest, past: Past, *, whole: bool) -> None:
         """Enter a program of another runtime, whose journal the store has given this one, and tell control.
+
+        `whole`: as of `RecoveredProgram`.
 
         Raises:
             Overloaded: this runtime is full.
@@ -230,7 +233,8 @@ class ProgramTable:
         reserved = self._reserving.take(spec)
         span = self._spans.start(spec.program_id, spec.name, spec.model, spec.trace)
         handle = self._take_handle()
-        program = RecoveredProgram(spec, handle, self._world, make_guest, past.start_ns, past.rerun, span)
+        start_ns, rerun = past.start_ns, past.rerun
+        program = RecoveredProgram(spec, handle, self._world, make_guest, start_ns, rerun, span, whole=whole)
         program.reserved_bytes = reserved
         program.output.log.begin_at(past.since_offset)
         with self._given_back(program):

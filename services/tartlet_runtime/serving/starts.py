@@ -20,6 +20,8 @@ def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramS
     """Return what control is told of a program that starts, or that runs already."""
     spec, recorder = program.spec, program.recorder
     durable = program.can_begin_again
+    adopts = isinstance(program, RecoveredProgram) and not running
+    is_whole = isinstance(program, RecoveredProgram) and program.is_whole
     return control_pb2.ProgramStart(
         handle=program.handle,
         program_id=spec.program_id,
@@ -36,8 +38,8 @@ def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramS
         epoch=recorder.journal.epoch if durable and recorder is not None else 0,
         run=spec.seed,
         heard=recorder.heard if recorder is not None else 0,
-        adopts=isinstance(program, RecoveredProgram) and not running,
-        history=running and bool(program.history),
+        adopts=adopts,
+        history=(running and bool(program.history)) or (adopts and is_whole),
         lost_state=running and bool(program.history),
     )
 

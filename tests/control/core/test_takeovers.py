@@ -44,7 +44,7 @@ def set_up(guest: Guest) -> None:
 
 def taken(session: RuntimeSession) -> tuple[str, int]:
     """Returns the one takeover that a runtime was asked for."""
-    ((program_id, epoch),) = session.outbox.notices.takeovers
+    ((program_id, epoch, _),) = session.outbox.notices.takeovers
     session.outbox.notices.takeovers.clear()
     return program_id, epoch
 

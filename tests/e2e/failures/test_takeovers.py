@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,8 +78,13 @@ def roles() -> Iterator[Roles]:
         yield all_
 
 
-async def heard(roles: Roles, launcher: str) -> tuple[list[str], str | None, list[str]]:
-    """Runs the agent at a runtime and follows it at the steady one; returns its output, its result, its tool calls."""
+async def heard(
+    roles: Roles, launcher: str, on_call: Callable[[int], None] = lambda _: None
+) -> tuple[list[str], str | None, list[str]]:
+    """Runs the agent at a runtime and follows it at the steady one; returns its output, its result, its tool calls.
+
+    `on_call` is called with the number of each tool call before it is answered.
+    """
     steady = f"unix:{roles.directory}/steady.sock"
     said, calls = [], []
     async with asyncio.timeout(90), tartlet.AsyncClient(steady) as client:
@@ -91,6 +96,7 @@ async def heard(roles: Roles, launcher: str) -> tuple[list[str], str | None, lis
             if isinstance(event, tartlet.Message) and event.text.startswith("call "):
                 number = event.text.split()[1]
                 calls.append(number)
+                on_call(int(number))
                 await client.send(program_id, f"answer {number}")
         assert run.ended is not None
         assert run.ended.success, run.ended.error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tartlet_common.errors.registry import Superseded, TartletError
 from tartlet_runtime.journal.file_store import FileStore
-from tartlet_runtime.journal.records import JournalHeader, crc_of, encode_record
+from tartlet_runtime.journal.records import JournalHeader, Kind, crc_of, encode_record
 from tartlet_runtime.journal.space import Space
 from tartlet_runtime.journal.store import Part, Turn
 
@@ -76,3 +77,23 @@ async def test_an_owner_that_leaves_keeps_the_journal_for_the_next_one_and_drops
     assert not kept(tmp_path), "somebody else owns it"
     assert (await first.read("p")).data == again.data
     assert not heard.refusals
+
+
+async def test_what_dead_runtimes_left_is_listed_unless_its_program_has_ended_or_has_an_owner(tmp_path: Path) -> None:
+    headers = {
+        name: JournalHeader(name, 1, "p.py", (), b"s", 0, "c").encode() for name in ("p", "left", "ended", "own")
+    }
+    dead, _ = store(tmp_path, 1 << 29)
+    for name, data in headers.items():
+        dead.open(name)
+        dead.append(Turn(1, (Part(name, 1, data),)))
+    dead.append(
+        Turn(1, (Part("ended", 1, encode_record(crc_of(headers["ended"]), 1, b"digest00", b"{}", 0, 0, Kind.END)),))
+    )
+    dead.leave("left", 1)
+    alive, _ = store(tmp_path, os.getpid())
+    await alive.take_over("own", 2)
+    assert {(j.header.program_id, j.epoch) for j in await alive.live()} == {("p", 1), ("left", 1)}
+    await alive.take_over("p", 3)
+    alive.leave("p", 3)
+    assert ("p", 3) in {(j.header.program_id, j.epoch) for j in await alive.live()}

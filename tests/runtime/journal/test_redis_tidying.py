@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tartlet_runtime.journal.records import Kind, crc_of, encode_record
 from tartlet_runtime.journal.redis_client import make_client
 from tests.redis_server import RedisServer, redis_server, slow_proxy
 from tests.runtime.journal.test_stores import Streams, header
@@ -76,3 +77,19 @@ async def test_the_journal_of_a_later_owner_lasts_when_the_earlier_one_lets_go_l
             while (await times_left(redis, gone))[0] < 0:  # noqa: ASYNC110 - Redis tells nobody
                 await asyncio.sleep(0.02)
         assert await times_left(redis, late) == [-1]
+
+
+async def test_journals_are_listed_until_their_programs_end_or_go_on_without_them(redis: RedisServer) -> None:
+    async with Streams(redis).runtime() as one, Streams(redis).runtime() as two:
+        ids = [f"live{i}" for i in range(40)]
+        await one.begin("done", "unprotected", *ids)
+        one.add(done=encode_record(crc_of(header("done")), 1, b"digest00", b"{}", 0, 0, Kind.END), live3=b"")
+        await one.settle()
+        one.store.drop("unprotected")
+        async with asyncio.timeout(10):
+            while await times_left(redis, "unprotected") != [-2]:  # noqa: ASYNC110 - Redis tells nobody
+                await asyncio.sleep(0.02)
+        await two.store.take_over("live7", 2)
+        assert {j.header.program_id for j in await one.store.live()}.isdisjoint([*ids, "done"]), "they run here"
+        found = {j.header.program_id: j.epoch for j in await two.store.live() if j.header.program_id in [*ids, "done"]}
+        assert found == {name: 1 for name in ids if name != "live7"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ class Table:
     def identity(self, spec: Any) -> str:
         return "c"
 
-    def adopt(self, spec: Any, make_guest: Any, past: Any) -> None:
+    def adopt(self, spec: Any, make_guest: Any, past: Any, *, whole: bool) -> None:
+        assert not whole
         self.adopted.append(past.epoch)
 
 
@@ -60,7 +62,12 @@ async def test_a_taking_over_that_fails_late_leaves_the_journal_to_a_later_one_o
     append(first, 1, HEADER + record(1))
     here, heard = store(directory, (1 << 29) + 1)
     table, link, tasks = Table(tmp_path), Link(), list[asyncio.Task[None]]()
-    adoption = Adoption(table, here, link, lambda work: tasks.append(asyncio.ensure_future(work)))  # type: ignore[arg-type]
+
+    def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        tasks.append(asyncio.ensure_future(work))
+        return tasks[-1]
+
+    adoption = Adoption(table, here, link, spawn)  # type: ignore[arg-type]
     adoption.begin("p", 2)
     await until(lambda: len(table.compiling) == 1)
     adoption.begin("p", 3)

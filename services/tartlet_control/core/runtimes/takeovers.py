@@ -13,8 +13,17 @@ from dataclasses import dataclass, replace
 
 from tartlet_common.clock import Clock
 from tartlet_common.config.settings import ControlSettings
-from tartlet_common.errors.registry import RuntimeLost, Superseded, TartletError, UnknownProgram
+from tartlet_common.engine.pools import Reach
+from tartlet_common.errors.registry import (
+    RuntimeLost,
+    Superseded,
+    TartletError,
+    UnknownModel,
+    UnknownPool,
+    UnknownProgram,
+)
 from tartlet_control.core.lifecycle import Lifecycle, StartRequest
+from tartlet_control.core.runtimes.searches import Found, Searches
 from tartlet_control.tables.outbox import Adopted, Notices
 from tartlet_control.tables.programs import ProgramState, RuntimeSession
 
@@ -36,6 +45,8 @@ class Orphan:
     named: RuntimeSession | None = None
     """The runtime that was asked to take it over."""
     not_before_s: float = 0.0
+    found: Found | None = None
+    """What its journal says, of a program that control knows from its journal alone."""
 
 
 def choose(sessions: Iterable[RuntimeSession], journals: str) -> RuntimeSession | None:
@@ -60,6 +71,8 @@ class Takeovers:
         self._clock = clock
         self._nowhere = lifecycle.nowhere
         self._next_handle = 1
+        self._searches = Searches()
+        self._returned_s = clock.now() + settings.runtime_grace_s  # the runtimes of an earlier control are back by then
 
     def leave(self, session: RuntimeSession) -> None:
         """Take the programs that can begin again elsewhere from a runtime that is gone, or stops."""
@@ -74,9 +87,7 @@ class Takeovers:
         for program_id, ended in self._lifecycle.ended_at.items():
             if ended.session is session and ended.next_after and program_id not in self.orphans:
                 self.orphans[program_id] = Orphan(program_id, ended.journals, ended.epoch, self._clock.now())
-        for orphan in self.orphans.values():
-            if orphan.named is session:
-                orphan.named = None
+        self.ask_again(session)
 
     def _move(self, program: ProgramState, to: RuntimeSession, handle: int) -> None:
         old = program.session
@@ -96,18 +107,61 @@ class Takeovers:
             self.orphans[program_id] = Orphan(program_id, ended.journals, ended.epoch, self._clock.now())
             self.name_owners()
 
+    def on_found(self, session: RuntimeSession, journals: Iterable[Found], *, is_last: bool) -> None:
+        """Take journals of a runtime's store. Their programs are orphans, unless a runtime has announced them."""
+        if is_last:
+            self._searches.done(session)
+        known = (self._lifecycle.programs, self._lifecycle.ended_at, self.orphans)
+        since_s = max(self._clock.now(), self._returned_s)
+        for found in journals:
+            if any(found.program_id in programs for programs in known):
+                continue
+            if len(self.orphans) >= self._settings.max_programs:
+                log.error("more journals of programs without a runtime than programs may run: the others are left")
+                return
+            self.orphans[found.program_id] = Orphan(
+                found.program_id, session.journals, found.epoch, since_s, None, since_s, found
+            )
+            self._lifecycle.keys.add(found.tenant, found.idempotency_key, found.program_id)
+
+    def ask_again(self, session: RuntimeSession) -> None:
+        """Forget what a runtime was asked for, because its link begins anew."""
+        self._searches.leave(session)
+        for orphan in self.orphans.values():
+            if orphan.named is session:
+                orphan.named = None
+
+    def on_kept(self, program_id: str) -> None:
+        """Take a runtime's word that a program has ended, whatever its journal says."""
+        orphan = self.orphans.get(program_id)
+        if orphan is not None and orphan.found is not None and orphan.named is None:
+            del self.orphans[program_id]
+
+    def _is_premature(self, orphan: Orphan, now: float) -> bool:
+        """Return whether the engines of a program that only its journal knows may be on their way back."""
+        found = orphan.found
+        if found is None or now - orphan.since_s >= self._settings.takeover_grace_s / 2:
+            return False
+        try:
+            return self._lifecycle.models.named(found.model, Reach.of(found.tenant, found.pool)) is None
+        except (UnknownModel, UnknownPool):
+            return True
+
     def name_owners(self) -> None:
-        """Ask runtimes to take over the orphans that nobody was asked for."""
+        """Ask runtimes to take over the orphans that nobody was asked for, and to list the journals of their stores."""
         now = self._clock.now()
+        self._searches.ask(self._sessions.values())
         self._nowhere.outbox.notices = Notices()  # which nobody reads
         for orphan in self.orphans.values():
-            if orphan.named is not None or now < orphan.not_before_s:
+            if orphan.named is not None or now < orphan.not_before_s or self._is_premature(orphan, now):
                 continue
             session = choose(self._sessions.values(), orphan.journals)
             if session is not None:
                 orphan.named = session
                 orphan.epoch += 1
-                session.outbox.notices.takeovers.append((orphan.program_id, orphan.epoch))
+                program = self._lifecycle.programs.get(orphan.program_id)
+                whole = orphan.found is not None if program is None else program.awaits_history
+                session.outbox.notices.takeovers.append((orphan.program_id, orphan.epoch, whole))
 
     def give_back(self, session: RuntimeSession, request: StartRequest) -> bool:
         """Return whether a runtime may go on with a program that it runs: not if another runtime is the owner.
@@ -123,6 +177,11 @@ class Takeovers:
                 return False
             program.session.outbox.notices.kills.append((program.handle, Superseded(program=program.id)))
             self._lifecycle.forget(program, None)
+            return True
+        if orphan.found is not None and program is None:  # its runtime is back, if nobody else was named
+            if orphan.named is not None or (request.durable and request.epoch < orphan.epoch):
+                return False
+            del self.orphans[request.program_id]
             return True
         least = orphan.epoch if program is None or orphan.named is not None else program.epoch
         if request.epoch < least or not request.history:
@@ -167,18 +226,26 @@ class Takeovers:
     def _adopt_ended(self, session: RuntimeSession, request: StartRequest, orphan: Orphan) -> None:
         """Let a runtime tell the end of a run that control has settled before, or go on with the program's next run."""
         ended = self._lifecycle.ended_at.get(orphan.program_id)
+        if ended is None and orphan.found is not None:
+            self._begin(session, request, orphan)
+            return
         if ended is None:  # too many programs have ended since
             raise UnknownProgram(program=orphan.program_id)
         if ended.next_after and ended.next_after != request.run:  # which control has not been asked for
-            paused_s = self._clock.now() - orphan.since_s
-            self._lifecycle.start(session, replace(request, running=True), self._clock.now())
-            self._lifecycle.programs[request.program_id].recovered_s += paused_s
-            session.outbox.notices.adopted.append(Adopted(request.handle, 0, paused_s))
+            self._begin(session, request, orphan)
             return
         self._lifecycle.ended_at[orphan.program_id] = replace(ended, session=session, epoch=orphan.epoch)
         session.outbox.notices.adopted.append(Adopted(request.handle, ALL_COMMANDS, 0.0))
         if ended.settled is not None:
             session.outbox.notices.settled.append(replace(ended.settled, handle=request.handle))
+
+    def _begin(self, session: RuntimeSession, request: StartRequest, orphan: Orphan) -> None:
+        """Let a runtime go on with a program of whose commands control has taken none."""
+        paused_s = self._clock.now() - orphan.since_s
+        self._lifecycle.start(session, replace(request, running=True), self._clock.now())
+        self._lifecycle.programs[request.program_id].recovered_s += paused_s
+        session.outbox.notices.adopted.append(Adopted(request.handle, 0, paused_s))
+        log.info("runtime %s begins program %s again", session.runtime_id, request.program_id)
 
     def _lost(self, orphan: Orphan, error: TartletError, now: float) -> None:
         if error.retryable and now - orphan.since_s < self._settings.takeover_grace_s:
@@ -194,6 +261,8 @@ class Takeovers:
             if isinstance(error, UnknownProgram):  # it has no journal, so it has never begun
                 self._lifecycle.keys.forget(program.tenant, program.idempotency_key, program.id)
             self._lifecycle.forget(program, RuntimeLost())
+        elif orphan.found is not None:
+            self._lifecycle.keys.forget(orphan.found.tenant, orphan.found.idempotency_key, orphan.program_id)
         self._lifecycle.ended_at.pop(orphan.program_id, None)
 
     def tick(self) -> None:
