@@ -42,6 +42,7 @@ def runtime_vectors() -> list[Vector]:
         submission(Op.GET_VERSION, awaited(Op.GET_VERSION)),
         submission(Op.GET_INSTANCE_ID, awaited(Op.GET_INSTANCE_ID)),
         submission(Op.PROMPT_TEMPLATE, awaited(Op.PROMPT_TEMPLATE, a=2), model=2),
+        submission(Op.GET_ALL_ADAPTERS, awaited(Op.GET_ALL_ADAPTERS, a=2), model=2),
         submission(Op.CONTINUE, Record(Op.CONTINUE, 5, payload=b'["1"]\x02\0\0\0hi'), args=["1"], given_back=["6869"]),
         submission(Op.GET_MODEL, awaited(Op.GET_MODEL, payload=b"tiny"), model_name="tiny"),
         submission(

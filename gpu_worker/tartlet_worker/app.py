@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable
 
+from tartlet_common.config.lists import named_directories
 from tartlet_common.config.settings import WorkerSettings
 from tartlet_common.engine import defaults
 from tartlet_common.errors.registry import InvalidConfig
@@ -52,6 +53,7 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
                 model=settings.model_name or "fake",
                 page_size=settings.page_size,
                 num_pages=max(1, pages),
+                adapters=tuple(named_directories(settings.adapters)),
                 host_pages=settings.host_kv_bytes // (settings.page_size * FAKE_KV_BYTES_PER_TOKEN),
                 num_embeds=settings.num_embeds,
                 num_slots=settings.num_slots,

@@ -15,7 +15,8 @@ import kopf
 
 from tartlet import AsyncClient
 from tartlet_common.clock import SystemClock
-from tartlet_common.config.settings import OperatorSettings, listed
+from tartlet_common.config.lists import listed
+from tartlet_common.config.settings import OperatorSettings
 from tartlet_common.egress.addresses import Exceptions
 from tartlet_common.errors.registry import TartletError, Unavailable
 from tartlet_common.process.role import Notify, signals_cancel

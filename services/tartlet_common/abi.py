@@ -77,6 +77,7 @@ class Op(IntEnum):
     PROMPT_TEMPLATE = 13  # a: model index; answer payload: UTF-8, the Jinja source of the chat template
     # a: bytes of the JSON; payload: JSON list of strings, then u32 length and bytes of each message that is given back
     CONTINUE = 14
+    GET_ALL_ADAPTERS = 15  # a: model index; answer payload: JSON list of {name, number, rank, digest}
     # a: bytes of the JSON, b: the request's number, chosen by the program, c: bytes of the body to wait for; payload:
     # JSON, then the request's body. Answer a: bytes of the JSON, b: 1 if the body is over; payload: JSON, then bytes
     HTTP_REQUEST = 16

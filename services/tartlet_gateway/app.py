@@ -9,7 +9,8 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from tartlet_common.config.settings import GatewaySettings, listed
+from tartlet_common.config.lists import listed
+from tartlet_common.config.settings import GatewaySettings
 from tartlet_common.errors.registry import InvalidConfig
 from tartlet_common.process.role import Notify
 from tartlet_common.rpc.endpoints import Tls

@@ -16,7 +16,8 @@ import grpc.aio
 
 from tartlet_common.capabilities import Ceilings
 from tartlet_common.clock import Clock, SystemClock
-from tartlet_common.config.settings import RuntimeSettings, listed
+from tartlet_common.config.lists import listed
+from tartlet_common.config.settings import RuntimeSettings
 from tartlet_common.egress.addresses import Exceptions
 from tartlet_common.errors.registry import RuntimeLost
 from tartlet_common.process.memory import memory_bound

@@ -100,9 +100,10 @@ class Guest:
         queue: int = 0,
         wait: bool = False,
         mask: bytes = b"",
+        adapter: int = 0,
     ) -> int:
         payload = abi.u32([len(ikv), len(iemb), len(okv), len(oemb), *ikv, *iemb, *okv, *oemb]) + mask
-        return self.put(Op.FORWARD, queue=queue, a=offset, c=int(bool(mask)), payload=payload, wait=wait)
+        return self.put(Op.FORWARD, queue=queue, a=offset, b=adapter, c=int(bool(mask)), payload=payload, wait=wait)
 
     def table(
         self, table: int, source: int | None = None, keep: int = 0, new: int = 0, *, queue: int = 0, wait: bool = False
@@ -121,8 +122,9 @@ class Guest:
         queue: int = 0,
         wait: bool = False,
         mask: bytes = b"",
+        adapter: int = 0,
     ) -> int:
-        payload = abi.u32([len(iemb), len(oemb), 0, *iemb, *oemb]) + mask
+        payload = abi.u32([len(iemb), len(oemb), adapter, *iemb, *oemb]) + mask
         return self.put(Op.FORWARD_TABLE, queue=queue, a=table, b=start, c=int(bool(mask)), payload=payload, wait=wait)
 
     def sample(

@@ -54,7 +54,7 @@ def embed_batch(commands: Sequence[dict[str, Any]]) -> EmbedTxt:
 
 
 def forward_batch(commands: Sequence[dict[str, Any]]) -> Forward:
-    """Commands: iemb, and optionally ikv, okv, okv_offset, oemb, mask (bool [n, columns]), table; lane."""
+    """Commands: iemb, and optionally ikv, okv, okv_offset, oemb, mask (bool [n, columns]), table, adapter; lane."""
     packed = [
         np.packbits(np.asarray(c["mask"], bool).reshape(-1), bitorder="little")
         if c.get("mask") is not None
@@ -67,6 +67,7 @@ def forward_batch(commands: Sequence[dict[str, Any]]) -> Forward:
         okv_offset=i32([c.get("okv_offset", 0) for c in commands]),
         mask_bits=np.concatenate(packed),
         mask_indptr=indptr(packed),
+        adapter=u32([c.get("adapter", 0) for c in commands] if any(c.get("adapter") for c in commands) else []),
         table=i32([c.get("table", -1) for c in commands]) if any("table" in c for c in commands) else i32([]),
         **{name: flat(values) for name, values in lists.items()},
         **{f"{name}_indptr": indptr(values) for name, values in lists.items()},

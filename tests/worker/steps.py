@@ -51,8 +51,8 @@ def fwd(
     return {"lane": lane, "ikv": ikv, "iemb": iemb, "okv": okv, "oemb": oemb, **more}
 
 
-def forward(*commands: dict[str, Any]) -> Forward:
-    """A batch of forwards."""
+def forward(*commands: dict[str, Any], adapter: int = 0) -> Forward:
+    """A batch of forwards, all under one adapter or none."""
     masks = [
         np.packbits(np.asarray(c["mask"], np.uint8).ravel(), bitorder="little").tolist() if "mask" in c else []
         for c in commands
@@ -68,6 +68,7 @@ def forward(*commands: dict[str, Any]) -> Forward:
         *lists["oemb"],
         bits.astype(np.uint8),
         bits_indptr,
+        adapter=_u32([adapter] * len(commands) if adapter else []),
     )
 
 

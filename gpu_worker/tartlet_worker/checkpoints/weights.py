@@ -34,6 +34,10 @@ class WeightReader:
         """Return whether a model of this configuration has such a tensor."""
         return name in self._shapes
 
+    def rows(self, name: str) -> int:
+        """Return the rows that a tensor of this model has."""
+        return self._shapes[name][0]
+
     def get(self, name: str) -> Tensor:
         """Return a tensor in the engine's dtype, on the CPU.
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psutil
 
-from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.spec import AdapterSpec, EngineSpec, with_adapters
 from tartlet_common.engine.step import Batch, BatchResult, Step, StepResult
 from tartlet_common.errors.registry import OutOfDeviceMemory
 from tartlet_worker.engine import ignore_computing
@@ -43,7 +43,7 @@ class FakeEngine:
 
     def __init__(self, options: FakeOptions, sleep: Callable[[float], None] = time.sleep) -> None:
         self._options, self._sleep = options, sleep
-        self._spec = _spec(options)
+        self._spec = with_adapters(_spec(options), _adapters(options.adapters))
         asked, memory = options.num_pages * options.page_size * SLOT_BYTES, psutil.virtual_memory()
         try:
             if asked > memory.total:
@@ -53,6 +53,7 @@ class FakeEngine:
             raise OutOfDeviceMemory(device="cpu", asked_bytes=asked, free_bytes=memory.available) from e
         grammar = optional.load(model.tokenizer_json(), model.VOCAB_SIZE, self._spec.stop_tokens)
         self._grammars: Grammars | None = None
+        self.state.adapters = {adapter.number for adapter in self._spec.adapters}
         if grammar is not None:
             self._grammars, self.state.matchers = grammar
             self._spec = replace(self._spec, traits=(*self._spec.traits, optional.TRAIT))
@@ -127,3 +128,7 @@ def _spec(o: FakeOptions) -> EngineSpec:
         version="1",
         license="MIT",
     )
+
+
+def _adapters(names: Iterable[str]) -> list[AdapterSpec]:
+    return [AdapterSpec(n, hashlib.sha256(f"fake adapter {n}".encode()).hexdigest(), 1) for n in sorted(names)]

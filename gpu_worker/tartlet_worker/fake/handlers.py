@@ -24,7 +24,7 @@ from tartlet_common.engine.step import (
     Status,
     check_covers,
 )
-from tartlet_common.errors.registry import ContextTooLong, EngineFailure, InvalidArgument, TartletError
+from tartlet_common.errors.registry import ContextTooLong, EngineFailure, InvalidArgument, TartletError, UnknownAdapter
 from tartlet_worker.fake import model
 from tartlet_worker.fake.options import changed, following, tell
 from tartlet_worker.fake.state import EngineBroken, FakeState
@@ -135,11 +135,13 @@ def forward(state: FakeState, x: Forward, out: Answers) -> None:
             out.status[b] = Status.SKIPPED
             state.emb_ended[oemb] = True
             continue
-        error = _forward_fault(state, len(iemb), len(okv), len(oemb), offset)
+        adapter = int(x.adapter[b]) if len(x.adapter) else 0
+        error = _forward_fault(state, len(iemb), len(okv), len(oemb), offset, adapter)
         if error is not None:
             _fail(state, x.lane, b, error, out)
             continue
-        new, positions = model.column(emb[iemb], emb_pos[iemb]), emb_pos[iemb]
+        value = model.adapted(emb[iemb], adapter)
+        new, positions = model.column(value, emb_pos[iemb]), emb_pos[iemb]
         pages, slots = _targets(state, okv, offset, len(iemb))
         size = state.options.page_size
         columns = (ikv.astype(np.int64)[:, None] * size + np.arange(size)).ravel()[:limit]
@@ -150,7 +152,7 @@ def forward(state: FakeState, x: Forward, out: Answers) -> None:
         state.pos[pages, slots] = positions[: len(pages)]
         state.written[pages, slots] = True
         last = len(iemb) - len(oemb)
-        state.emb[oemb] = model.mix(sums + emb[iemb])[last:]
+        state.emb[oemb] = model.mix(sums + value)[last:]
         state.emb_pos[oemb] = positions[last:]
         state.emb_ended[oemb] = False
         state.tokens += len(iemb)
@@ -178,7 +180,9 @@ def _unseen(state: FakeState, x: Forward, b: int, columns: npt.NDArray[np.int64]
     return unseen
 
 
-def _forward_fault(state: FakeState, n: int, pages: int, n_out: int, offset: int) -> TartletError | None:
+def _forward_fault(state: FakeState, n: int, pages: int, n_out: int, offset: int, adapter: int) -> TartletError | None:
+    if adapter and adapter not in state.adapters:
+        return UnknownAdapter(model=state.options.model, adapter=adapter, available=list(state.options.adapters))
     if n == 0 or n_out > n:
         return InvalidArgument(argument="oemb", detail=f"{n_out} outputs of {n} input embeds")
     if pages and offset + n > pages * state.options.page_size:

@@ -46,6 +46,11 @@ def column(value: U64, position: npt.NDArray[np.int32]) -> U64:
     return mix(value + (position.astype(np.uint64) + np.uint64(1)) * _K1)
 
 
+def adapted(value: U64, adapter: int) -> U64:
+    """Return embeddings as an adapter changes them; adapter 0 changes nothing."""
+    return mix(value + np.array([adapter], np.uint64) * _K3) if adapter else value
+
+
 def token_value(token: npt.NDArray[np.int32], seed: int) -> U64:
     """Return the embeddings of token ids."""
     return mix(token.astype(np.uint64) * _K1 + np.uint64(seed) + _K3)

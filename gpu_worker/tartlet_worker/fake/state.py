@@ -38,6 +38,7 @@ class FakeOptions:
     max_batch_commands: int = defaults.MAX_BATCH_COMMANDS
     logprobs_limit: int = defaults.LOGPROBS_LIMIT
     seed: int = 0  # another seed is another model
+    adapters: tuple[str, ...] = ()  # names; under each, tokens are other than without
     host_pages: int = 0  # of host memory, for the pages of suspended programs
     step_s: float = 0.0  # time added to every step
     token_s: float = 0.0  # and to every token that goes through the layers
@@ -51,6 +52,7 @@ class FakeState:
     def __init__(self, options: FakeOptions) -> None:
         self.options = options
         self.matchers: Matchers | None = None
+        self.adapters: set[int] = set()  # numbers
         self.reset()
 
     def reset(self) -> None:

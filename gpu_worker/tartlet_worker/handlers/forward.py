@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tartlet_common.engine.step import BatchResult, Forward, Kind
-from tartlet_common.errors.registry import InvalidArgument, TartletError
+from tartlet_common.errors.registry import InvalidArgument, TartletError, UnknownAdapter
 from tartlet_worker.csr import I64, Bools, counts, take
 from tartlet_worker.handlers.conflicts import cut_at_conflicts
 from tartlet_worker.handlers.forward_plan import columns, mask_bytes, plan_forward
@@ -65,6 +66,8 @@ def _run_range(batch: Forward, on: Resources) -> tuple[BatchResult, int]:
         batch.iemb_indptr,
     )
     _check_shapes(statuses, batch, pools)
+    if len(batch.adapter):
+        _check_adapters(statuses, batch, on)
     _check_parts(statuses, batch, pools.embed_position[iemb], pools.sizes.scratch_tokens)
     runs = statuses.settle()
     if not statuses.all_run:
@@ -82,16 +85,18 @@ def _run_range(batch: Forward, on: Resources) -> tuple[BatchResult, int]:
 
 def _plan(batch: Forward, runs: I64, pools: Pools) -> ForwardPlan:
     """Plan the commands that run: those over page lists, those over tables, or both in one pass."""
-    if not len(batch.table):
-        return plan_forward(columns(batch, runs), pools)
-    over_table = batch.table[runs] >= 0
-    tables = runs[over_table]
+    over_table = _over_table(batch)[runs]
+    lists, tables = runs[~over_table], runs[over_table]
     if not len(tables):
-        return plan_forward(columns(batch, runs), pools)
-    plan = plan_tables(columns(batch, tables), pools)
-    if len(tables) == len(runs):
-        return plan
-    return join(plan_forward(columns(batch, runs[~over_table]), pools), plan)
+        plan = plan_forward(columns(batch, lists), pools)
+    elif not len(lists):
+        plan = plan_tables(columns(batch, tables), pools)
+    else:
+        plan = join(plan_forward(columns(batch, lists), pools), plan_tables(columns(batch, tables), pools))
+    if len(batch.adapter):
+        order = np.concatenate([lists, tables])
+        plan = replace(plan, adapter=batch.adapter[order].repeat(counts(batch.iemb_indptr)[order]))
+    return plan
 
 
 def _over_table(batch: Forward) -> Bools:
@@ -141,6 +146,17 @@ def _check_shapes(statuses: BatchStatuses, batch: Forward, pools: Pools) -> None
             wrong,
             lambda b: InvalidArgument(argument="mask", detail=f"it must be [{tokens[b]}, {before[b] + tokens[b]}]"),
         )
+
+
+def _check_adapters(statuses: BatchStatuses, batch: Forward, on: Resources) -> None:
+    """Fail commands under an adapter that the engine doesn't have."""
+    known = np.array([0, *(adapter.number for adapter in on.spec.adapters)], np.uint32)
+
+    def error(b: int) -> TartletError:
+        available = [adapter.name for adapter in on.spec.adapters]
+        return UnknownAdapter(model=on.spec.model, adapter=int(batch.adapter[b]), available=available)
+
+    statuses.fail(~np.isin(batch.adapter, known), error)
 
 
 def _check_tables(statuses: BatchStatuses, batch: Forward, over_table: Bools, pools: Pools) -> None:
@@ -199,4 +215,5 @@ def _slice(batch: Forward, first: int, last: int) -> Forward:
         mask_bits=mask_bits,
         mask_indptr=mask_indptr,
         table=batch.table[first:last],
+        adapter=batch.adapter[first:last],
     )

@@ -74,6 +74,7 @@ def split_long_command(plan: ForwardPlan, pools: Pools, limit: int) -> Iterator[
             ),
             out_token=out_place[outs] - first,
             out_embed=written,
+            adapter=plan.adapter[tokens] if len(plan.adapter) else plan.adapter,
         )
         if len(early):
             held.append((early, _rows(pools, early)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from tartlet_common.engine.step import EMPTY_U32
 from tartlet_worker.attention.base import AttentionBatch
 from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.csr import I64, Ints
@@ -29,6 +30,7 @@ class ForwardPlan:
     attention: AttentionBatch
     out_token: I64  # [O] tokens whose last hidden state is kept
     out_embed: I64  # [O] embeds that take them
+    adapter: npt.NDArray[np.uint32] = field(default_factory=lambda: EMPTY_U32)  # [T] number, 0 for none; or empty
 
 
 class Decoder(Protocol):

@@ -6,13 +6,14 @@ One code path for all families: what differs (biases, query/key norms, windows, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tartlet_worker.attention.base import Attention
+from tartlet_worker.checkpoints.adapters import Adapter
 from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.checkpoints.tensors import EMBEDDING, FINAL_NORM, LM_HEAD
 from tartlet_worker.checkpoints.weights import WeightReader
@@ -22,6 +23,7 @@ from tartlet_worker.models.base import Decoder, ForwardPlan
 from tartlet_worker.models.feed_forward import FeedForward, feed_forward
 from tartlet_worker.models.kv_store import KvStore, Places, TorchStore, rms_norm, shifted_rms_norm
 from tartlet_worker.models.linear import Linear, make_linear
+from tartlet_worker.models.lora import Adapters
 from tartlet_worker.models.rope import RopeTable
 from tartlet_worker.pools import Pools
 
@@ -52,12 +54,17 @@ class TorchDecoder(Decoder):
         device: str,
         batch_invariant: bool,
         kv_store: KvStore | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         self.config = config
         self.attend_by(attention, kv_store)
         self.embedding = reader.get(EMBEDDING).to(device)  # [vocab, dim]
         self._embed_scale = torch.tensor(config.dim**0.5, dtype=self.embedding.dtype).item()  # Gemma's, rounded
         self._invariant, self._device = batch_invariant, device
+        self._adapters: Adapters | None = None
+        if adapters:
+            dtype = self.embedding.dtype
+            self._adapters = Adapters(adapters, dtype=dtype, device=device, batch_invariant=batch_invariant)
         self.passes = 0  # through the layers so far
         self.computing: Callable[[], None] = ignore_computing
         """Called when the long part of a pass begins: on a CPU at its start, elsewhere once it is queued."""
@@ -77,7 +84,7 @@ class TorchDecoder(Decoder):
     @property
     def capturable(self) -> bool:
         """Whether a CUDA graph can hold a pass: what is launched doesn't depend on values."""
-        return not self.config.experts
+        return not self.config.experts and self._adapters is None
 
     def _load_layer(self, reader: WeightReader, i: int) -> DecoderLayer:
         p = f"model.layers.{i}."
@@ -86,7 +93,11 @@ class TorchDecoder(Decoder):
             weight = reader.cat(*(f"{p}{name}.weight" for name in names)).to(self._device)
             biased = reader.has(f"{p}{names[0]}.bias")
             bias = reader.cat(*(f"{p}{name}.bias" for name in names)).to(self._device) if biased else None
-            return make_linear(weight, bias, batch_invariant=self._invariant)
+            made = make_linear(weight, bias, batch_invariant=self._invariant)
+            if self._adapters is None:
+                return made
+            modules = [f"{p}{name}" for name in names]
+            return self._adapters.wrap(made, modules, [reader.rows(f"{module}.weight") for module in modules])
 
         def norm(name: str) -> Tensor:
             return reader.get(f"{p}{name}.weight").to(self._device)
@@ -112,6 +123,8 @@ class TorchDecoder(Decoder):
             # Attention reads the unused rest of a scratch page under a mask, so no old values may remain there.
             first = pools.scratch_page
             pools.kv[:, :, first : first + plan.scratch_pages] = 0
+        if self._adapters is not None:
+            self._adapters.select(plan.adapter)
         self.rope.reserve(int(plan.position.max()) + 1)
         embed, position, page, slot, out_token, out_embed = pools.indices(
             plan.embed, plan.position, plan.page, plan.slot, plan.out_token, plan.out_embed

@@ -47,11 +47,13 @@ def resolve_dtype(name: str, config: ModelConfig) -> str:
     return name
 
 
-def unserved(config: ModelConfig) -> str:
-    """Name the kind of a model that the C decoder doesn't run; "" if it does."""
+def unserved(config: ModelConfig, *, adapters: bool = False) -> str:
+    """Name what the C decoder doesn't run of a model, with adapters or without; "" if it runs it all."""
     if config.gemma:
         return "Gemma models"
-    return "models with experts" if config.experts else ""
+    if config.experts:
+        return "models with experts"
+    return "adapters" if adapters else ""
 
 
 def slow_path_reasons(
@@ -98,7 +100,12 @@ def main(argv: list[str]) -> int:
     config = read_config(path)
     dtype = resolve_dtype(settings.dtype, config)
     for reason in slow_path_reasons(
-        settings.device, dtype, settings.threads, config.group, Machine.this(), other=unserved(config)
+        settings.device,
+        dtype,
+        settings.threads,
+        config.group,
+        Machine.this(),
+        other=unserved(config, adapters=bool(settings.adapters.strip())),
     ):
         print(reason)  # noqa: T201 - a command's output
     return 0

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from tartlet_common.config.lists import named_directories
 from tartlet_common.config.settings import WorkerSettings
 from tartlet_common.engine import defaults
-from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.spec import EngineSpec, with_adapters
 from tartlet_common.errors.registry import InvalidConfig, OutOfDeviceMemory
 from tartlet_worker.attention import flashinfer_modules
 from tartlet_worker.attention.base import TakesLater
+from tartlet_worker.checkpoints.adapters import Adapter, read_adapters
 from tartlet_worker.checkpoints.model_card import read_card
 from tartlet_worker.checkpoints.model_config import ModelConfig, read_config
 from tartlet_worker.checkpoints.tensors import digest, weight_files
@@ -70,6 +72,7 @@ class EngineOptions:
     threads: int | None = 1  # torch's threads on the CPU; None: leave them
     graphs: str = "auto"  # "on", "off", or "auto": on CUDA devices, where attention can be captured
     graph_buckets: str = ""  # rows of the graphs, separated by commas; "": the usual ones
+    adapters: Mapping[str, Path] = field(default_factory=dict)  # directories of LoRA adapters, by name
 
 
 def load_engine(
@@ -93,6 +96,7 @@ def load_engine(
         UnknownFamily: the model's family is not supported.
         OutOfDeviceMemory: the device has no room for weights and pools.
         InvalidConfig: there is no such device, or it can't attend as `attention` says.
+        AdapterRefused: an adapter can't be read, doesn't fit the model, or isn't served.
     """
     options = replace(options or EngineOptions(), **settings)
     if not 1 <= options.page_size <= 32:
@@ -105,6 +109,7 @@ def load_engine(
     path = Path(path)
     config = read_config(path)
     texts = read_texts(path, config)
+    adapters = read_adapters(options.adapters, config)
     options = replace(options, dtype=resolve_dtype(options.dtype, config))
     dtype = DTYPES[options.dtype]
     progress(f"loading model {path.name}")
@@ -113,13 +118,15 @@ def load_engine(
     if options.kv_memory_bytes == "auto" and options.num_pages is None:
         weights = sum(file.stat().st_size for file in weight_files(path))
         with _out_of_memory(options.device, weights, free_bytes(options.device)):
-            decoder = make_decoder(config, options, reader, dtype)  # first: what the weights leave is measured
+            decoder = make_decoder(
+                config, options, reader, dtype, adapters
+            )  # first: what the weights leave is measured
         options = replace(options, kv_memory_bytes=_measured(config, options, rows, decoder))
     sizes = pool_sizes(config, options)
     held = pool_bytes(sizes, config, dtype.itemsize) + _held_by_graphs(config, options, rows)
     free = _checked_room(options.device, held)  # before the weights are loaded, which takes long
     with _out_of_memory(options.device, held, free):
-        decoder = decoder or make_decoder(config, options, reader, dtype)
+        decoder = decoder or make_decoder(config, options, reader, dtype, adapters)
         later = _held_by_attention(config, options, rows, decoder)
         if later:
             _checked_room(options.device, held + later)  # beside the weights and attention's workspace
@@ -130,6 +137,7 @@ def load_engine(
         log.warning("%s: some of the end tokens %s are not in its vocabulary of %d", path, said, config.vocab)
     texts = replace(texts, stop_tokens=known)
     spec = engine_spec(path, config, options, sizes, texts)
+    spec = with_adapters(spec, [adapter.spec for adapter in adapters])
     if not texts.tokenizer_json:
         file = path / TOKENIZER
         log.warning("%s: no such file: programs can use tokens only, no text and no chat template", file)
@@ -234,6 +242,7 @@ def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], Non
             threads=settings.threads,
             graphs=settings.graphs,
             graph_buckets=settings.graph_buckets,
+            adapters=named_directories(settings.adapters),
         ),
         progress=progress,
     )
@@ -265,14 +274,25 @@ def pool_sizes(config: ModelConfig, options: EngineOptions) -> PoolSizes:
     )
 
 
-def make_decoder(config: ModelConfig, options: EngineOptions, reader: WeightReader, dtype: torch.dtype) -> Decoder:
+def make_decoder(
+    config: ModelConfig,
+    options: EngineOptions,
+    reader: WeightReader,
+    dtype: torch.dtype,
+    adapters: Sequence[Adapter] = (),
+) -> Decoder:
     """Make the C decoder where it can run and wins (one thread, bf16), else the one in torch; log why it can't."""
     if options.kernels not in {"auto", "c", "torch"}:
         raise ValueError(f"kernels {options.kernels!r} is none of auto, c, torch")
     chosen_by_hand = options.kernels == "torch" or options.attention != "auto"
     threads = 1 if options.kernels == "c" else torch.get_num_threads()
     reasons = slow_path_reasons(
-        options.device, options.dtype, threads, config.group, Machine.this(), other=unserved(config)
+        options.device,
+        options.dtype,
+        threads,
+        config.group,
+        Machine.this(),
+        other=unserved(config, adapters=bool(adapters)),
     )
     if not chosen_by_hand:
         if supports(config, options.device, dtype) and not reasons:
@@ -308,6 +328,7 @@ def make_decoder(config: ModelConfig, options: EngineOptions, reader: WeightRead
         device=options.device,
         batch_invariant=options.batch_invariant,
         kv_store=store,
+        adapters=adapters,
     )
 
 

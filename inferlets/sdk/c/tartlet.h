@@ -187,10 +187,21 @@ TL_CALL void tl_range(uint16_t op, uint32_t first, uint32_t count) {
   tl_put_range(first, count);
 }
 
-/* Records forward(ikv = pages [0, n_ikv), iemb = [emb, +n_emb), okv = pages [okv, +n_okv), oemb = [out_emb]) */
-TL_CALL void tl_forward(uint32_t n_ikv, uint32_t emb, uint32_t n_emb, uint32_t okv, uint32_t n_okv,
-                              uint32_t okv_offset, uint32_t out_emb) {
-  tl_begin(TL_OP_FORWARD, 4 * (4 + n_ikv + n_emb + n_okv + 1))->a = okv_offset;
+/* Records an awaited request for the LoRA adapters of a model, and returns its ticket. The answer is JSON. */
+TL_CALL uint32_t tl_get_all_adapters(uint32_t model) {
+  tl_record *record = tl_begin(TL_OP_GET_ALL_ADAPTERS, 0);
+  record->flags = TL_FLAG_AWAIT;
+  record->a = model;
+  return record->ticket;
+}
+
+/* Records forward(ikv = pages [0, n_ikv), iemb = [emb, +n_emb), okv = pages [okv, +n_okv), oemb = [out_emb]), computed
+ * under a LoRA adapter of a number; 0 for none. */
+TL_CALL void tl_forward_with_adapter(uint32_t adapter, uint32_t n_ikv, uint32_t emb, uint32_t n_emb, uint32_t okv,
+                                     uint32_t n_okv, uint32_t okv_offset, uint32_t out_emb) {
+  tl_record *record = tl_begin(TL_OP_FORWARD, 4 * (4 + n_ikv + n_emb + n_okv + 1));
+  record->a = okv_offset;
+  record->b = adapter;
   tl_put_u32(n_ikv);
   tl_put_u32(n_emb);
   tl_put_u32(n_okv);
@@ -198,6 +209,25 @@ TL_CALL void tl_forward(uint32_t n_ikv, uint32_t emb, uint32_t n_emb, uint32_t o
   tl_put_range(0, n_ikv);
   tl_put_range(emb, n_emb);
   tl_put_range(okv, n_okv);
+  tl_put_u32(out_emb);
+}
+
+/* Records the same without an adapter. */
+TL_CALL void tl_forward(uint32_t n_ikv, uint32_t emb, uint32_t n_emb, uint32_t okv, uint32_t n_okv,
+                              uint32_t okv_offset, uint32_t out_emb) {
+  tl_forward_with_adapter(0, n_ikv, emb, n_emb, okv, n_okv, okv_offset, out_emb);
+}
+
+/* Records forward_table(table, start, iemb = [emb, +n_emb), oemb = [out_emb]) under an adapter; 0 for none. */
+TL_CALL void tl_forward_table(uint32_t adapter, uint32_t table, uint32_t start, uint32_t emb, uint32_t n_emb,
+                              uint32_t out_emb) {
+  tl_record *record = tl_begin(TL_OP_FORWARD_TABLE, 4 * (3 + n_emb + 1));
+  record->a = table;
+  record->b = start;
+  tl_put_u32(n_emb);
+  tl_put_u32(1);
+  tl_put_u32(adapter);
+  tl_put_range(emb, n_emb);
   tl_put_u32(out_emb);
 }
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from tartlet_common.config.settings import listed
+from tartlet_common.config.lists import listed
 from tartlet_common.egress.addresses import Exceptions
 from tartlet_common.egress.connecting import AddressRefused
 from tartlet_operator.api.inferlet import Source, UrlSource

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tartlet_common.config.settings import OperatorSettings, listed
+from tartlet_common.config.lists import listed
+from tartlet_common.config.settings import OperatorSettings
 
 
 @dataclass(frozen=True, slots=True)

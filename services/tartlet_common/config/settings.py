@@ -265,6 +265,12 @@ class WorkerSettings(_Settings):
     engine: Literal["torch", "fake"] = Field("torch", description="what computes; fake: a stand-in without a model")
     model: Path | None = Field(None, description="checkpoint directory; needed where engine is torch")
     model_name: str = Field("", description="name of the model for programs; empty: the directory's name")
+    adapters: str = Field(
+        "",
+        pattern=r"^\s*([A-Za-z0-9][A-Za-z0-9._-]{0,63}=[^,]+(,\s*|$))*$",
+        json_schema_extra={"means": "NAME=DIRECTORY, separated by commas"},
+        description="LoRA adapters of the model: NAME=DIRECTORY as PEFT saves it, separated by commas; empty: none",
+    )
     pool: str = Field(
         "",
         max_length=128,
@@ -378,16 +384,6 @@ class OperatorSettings(_Settings):
     worker_service_account: str = Field("", description="service account of workers' pods; empty: the default one")
     worker_pull_secrets: str = Field("", description="Secrets that let workers' images be pulled, separated by commas")
     worker_otlp_endpoint: str = Field("", description="address that workers export traces and metrics to; empty: none")
-
-
-def listed(text: str) -> list[str]:
-    """Split a setting at its commas; each part appears once.
-
-    Example:
-        >>> listed("a, b,,a ")
-        ['a', 'b']
-    """
-    return list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
 
 
 ROLES: dict[str, type[_Settings]] = {

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from tartlet_common.engine import defaults
+
+ADAPTER_TRAIT: Final = "Adapter"
+"""The trait of engines that have LoRA adapters."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """A LoRA adapter that an engine has."""
+
+    name: str
+    digest: str  # sha-256 of its configuration and weights
+    rank: int  # the greatest of its matrices
+
+    @property
+    def number(self) -> int:
+        """The number by which `forward` names the adapter: above 0, and the same wherever the weights are the same."""
+        return int(self.digest[:8], 16) or 1
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
     """Facts of one engine that control, runtimes and programs rely on.
 
-    Engines of one model name must agree in `model_digest`, `page_size`, `dtype` and `traits`; control refuses the Hello
-    of an engine that differs.
+    Engines of one form of a model agree in `model_digest`, `page_size`, `dtype`, `traits`, `adapters` and a few others.
     """
 
     model: str
@@ -46,3 +64,22 @@ class EngineSpec:
     traits: tuple[str, ...] = field(
         default=("core", "Allocate", "Forward", "InputText", "Tokenize", "OutputText", "Sample")
     )
+    adapters: tuple[AdapterSpec, ...] = ()  # by name; an engine that has any has the trait "Adapter" too
+
+    def adapter(self, number: int) -> AdapterSpec | None:
+        """Return the adapter of a number; None if the engine has none of it."""
+        return next((adapter for adapter in self.adapters if adapter.number == number), None)
+
+
+def with_adapters(spec: EngineSpec, adapters: Sequence[AdapterSpec]) -> EngineSpec:
+    """Return the spec of an engine that has these adapters besides."""
+    return replace(spec, adapters=tuple(adapters), traits=(*spec.traits, ADAPTER_TRAIT)) if adapters else spec
+
+
+def adapters_of(objects: Iterable[dict[str, Any]]) -> tuple[AdapterSpec, ...]:
+    """Return the adapters that a spec's JSON lists.
+
+    Raises:
+        TypeError: a field is missing, or isn't one.
+    """
+    return tuple(AdapterSpec(**fields) for fields in objects)

@@ -26,6 +26,7 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
 EMPTY_I32: I32 = np.zeros(0, np.int32)
+EMPTY_U32: U32 = np.zeros(0, np.uint32)
 HOLE: Final = -1
 """The row of a table whose page was dropped."""
 TABLES_SINCE: Final = 2
@@ -99,6 +100,8 @@ class Forward:
     A command over a page table has its table's number in `table` and lists no pages. Its token i goes to slot
     `okv_offset + i` of the table, it sees the slots before `okv_offset`, and a mask has a column for each of these
     slots and for each token. `table` is empty if no command of the batch uses a table.
+
+    `adapter` names the LoRA adapter under which a command's tokens are computed; it is empty if no command has one.
     """
 
     lane: U32  # [B]
@@ -114,6 +117,7 @@ class Forward:
     mask_bits: U8
     mask_indptr: I32  # [B+1] bytes
     table: I32 = field(default_factory=lambda: EMPTY_I32)  # [B] number, -1 for page lists; or empty
+    adapter: U32 = field(default_factory=lambda: EMPTY_U32)  # [B] number, 0 for none; or empty
     kind = Kind.FORWARD
 
 

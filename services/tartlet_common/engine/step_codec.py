@@ -35,23 +35,26 @@ def _columns_of(cls: type[Any]) -> tuple[tuple[str, np.dtype[Any]], ...]:
 
 _COLUMNS = {cls: _columns_of(cls) for cls in (*get_args(s.Batch), s.BatchResult, s.TableChanges, s.Swaps)}
 
-_LATER: dict[type[Any], int] = {s.Forward: 1, s.Sample: 3}
-"""How many of a batch's last columns came with `TABLES_SINCE`."""
+_LATER: dict[type[Any], tuple[int, ...]] = {s.Forward: (2, 1), s.Sample: (3,)}
+"""How many of a batch's last columns are left out if they are empty, the most first: workers of a release that didn't
+have the columns read the others."""
 
 
 def _pack(value: Any) -> list[bytes]:
-    """Return the columns of a batch. Without values its later columns are left out: older workers read the others."""
+    """Return the columns of a batch, without later ones that are empty."""
     cls = type(value)
     columns = [getattr(value, name).astype(dtype, copy=False).tobytes() for name, dtype in _COLUMNS[cls]]
-    later = _LATER.get(cls)
-    return columns[:-later] if later and not any(columns[-later:]) else columns
+    for later in _LATER.get(cls, ()):
+        if not any(columns[-later:]):
+            return columns[:-later]
+    return columns
 
 
 def _unpack(cls: type[Any], columns: Any) -> dict[str, Any]:
     names = _COLUMNS[cls]
-    later = _LATER.get(cls)
-    if later and len(columns) == len(names) - later:
-        names = names[:-later]
+    missing = len(names) - len(columns)
+    if missing in _LATER.get(cls, ()):
+        names = names[:-missing]
     if len(columns) != len(names):
         raise MalformedSubmission(detail=f"{cls.__name__} has {len(names)} columns, the frame {len(columns)}")
     try:

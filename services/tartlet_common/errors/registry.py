@@ -8,6 +8,7 @@ system that went away, 5xx checkpoints and start-up, 9xx faults of Tartlet.
 
 from __future__ import annotations
 
+from tartlet_common.errors.adapters import *  # noqa: F403 - this is where everybody finds them
 from tartlet_common.errors.base import REGISTRY as REGISTRY  # noqa: PLC0414 - this is where everybody finds them
 from tartlet_common.errors.base import TartletError as TartletError  # noqa: PLC0414 - the same
 from tartlet_common.errors.base import UnknownError as UnknownError  # noqa: PLC0414 - the same

@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 
 from tartlet_common.abi import Op, Record
-from tartlet_common.engine.spec import EngineSpec
-from tartlet_common.engine.step import EMPTY_I32, Kind
+from tartlet_common.engine.spec import ADAPTER_TRAIT, EngineSpec
+from tartlet_common.engine.step import EMPTY_I32, EMPTY_U32, Kind
 from tartlet_common.engine.step import Forward as ForwardBatch
-from tartlet_common.errors.registry import InvalidArgument, MalformedSubmission, UnsupportedTrait
+from tartlet_common.errors.registry import InvalidArgument, MalformedSubmission, UnknownAdapter, UnsupportedTrait
 from tartlet_control.calls.base import MAX_IDS, MAX_TOKENS, EngineCall, check_distinct, i32, u32, words
 from tartlet_control.calls.copying import own_rows
 from tartlet_control.tables.ledger import EMBEDS, PAGES
@@ -26,7 +26,7 @@ _Lists = tuple[list[int], list[int], list[int], list[int]]  # ikv, iemb, okv, oe
 class Forward(Command):
     """One `forward`, as docs/abi.md has it. `mask` holds packed rows or is empty."""
 
-    __slots__ = ("cut", "iemb", "ikv", "mask", "oemb", "okv", "okv_offset", "table")
+    __slots__ = ("adapter", "cut", "iemb", "ikv", "mask", "oemb", "okv", "okv_offset", "table")
     kind = int(Kind.FORWARD)
 
     def __init__(self, queue: CommandQueue, record: Record, arrived: float, lists: _Lists, mask: bytes) -> None:
@@ -34,6 +34,7 @@ class Forward(Command):
         self.ikv, self.iemb, self.okv, self.oemb = lists
         self.tokens = len(self.iemb)
         self.okv_offset = record.a
+        self.adapter = 0  # number of the LoRA adapter, 0 for none
         self.table = -1  # `calls.tables.ForwardTable` has the program's number of a table here
         self.mask = mask
         self.cut: list[int] = []  # leading embeds that needn't be computed, because rows of another table have them
@@ -66,7 +67,23 @@ def parse_forward(queue: CommandQueue, record: Record, payload: memoryview, arri
     _check(queue.spec, lists, record)
     if record.c:
         mask = trimmed(n_iemb, n_ikv * queue.spec.page_size + n_iemb, mask)
-    return Forward(queue, record, arrived, lists, mask)
+    command = Forward(queue, record, arrived, lists, mask)
+    command.adapter = checked_adapter(queue.spec, record.b)
+    return command
+
+
+def checked_adapter(spec: EngineSpec, number: int) -> int:
+    """Return the number of an adapter, which the model has; 0 for none.
+
+    Raises:
+        UnsupportedTrait: the model has no adapters.
+        UnknownAdapter: it has others.
+    """
+    if number and spec.adapter(number) is None:
+        if not spec.adapters:
+            raise UnsupportedTrait(model=spec.model, trait=ADAPTER_TRAIT)
+        raise UnknownAdapter(model=spec.model, adapter=number, available=[adapter.name for adapter in spec.adapters])
+    return number
 
 
 def _check(spec: EngineSpec, lists: _Lists, record: Record) -> None:
@@ -84,8 +101,6 @@ def _check(spec: EngineSpec, lists: _Lists, record: Record) -> None:
         )
     if not n_okv and record.a:
         raise InvalidArgument(argument="okv_offset", detail="an offset without pages to write")
-    if record.b:
-        raise UnsupportedTrait(model=spec.model, trait="Adapter")
     if n_okv > 1:
         check_distinct("okv", lists[2])
     if n_oemb > 1:
@@ -168,6 +183,7 @@ class PackForward:
         self._mask_indptr = [0]
         self._table: list[int] = []
         self._tables = False  # whether any command has a table
+        self._adapter: list[int] = []
 
     def add(self, c: Forward, held: Held) -> None:
         """Add a command.
@@ -211,6 +227,7 @@ class PackForward:
         self._oemb_indptr.append(len(self._oemb))
         self._mask += mask
         self._mask_indptr.append(len(self._mask))
+        self._adapter.append(c.adapter)
 
     def finish(self) -> ForwardBatch:
         """Return the batch."""
@@ -222,6 +239,7 @@ class PackForward:
             i32(self._oemb), i32(self._oemb_indptr),
             np.frombuffer(bytes(self._mask), np.uint8) if self._mask else _EMPTY_U8, i32(self._mask_indptr),
             i32(self._table) if self._tables else EMPTY_I32,
+            u32(self._adapter) if any(self._adapter) else EMPTY_U32,
         )  # fmt: skip
 
 

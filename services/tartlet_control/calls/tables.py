@@ -11,10 +11,9 @@ from tartlet_common.errors.registry import (
     InvalidArgument,
     MalformedSubmission,
     UnknownResource,
-    UnsupportedTrait,
 )
 from tartlet_control.calls.base import MAX_IDS, MAX_TOKENS, ControlCall, SameBatch, check_distinct
-from tartlet_control.calls.forward import Forward, trimmed
+from tartlet_control.calls.forward import Forward, checked_adapter, trimmed
 from tartlet_control.tables.page_tables import PageTable
 from tartlet_control.tables.programs import Command, CommandQueue
 
@@ -62,12 +61,12 @@ class Reused(Command):
     `covered` are forwards that needn't run, each with the `embed_txt` before it; `trimmed` has fewer tokens left.
     """
 
-    __slots__ = ("covered", "start", "table", "trimmed", "values")
+    __slots__ = ("adapter", "covered", "start", "table", "trimmed", "values")
 
-    def __init__(self, queue: CommandQueue, table: int, start: int, values: list[int], arrived: float) -> None:
-        """`values`: the tokens of slots from `start` on."""
-        super().__init__(queue, Record(0, 0, 0, queue.id, 0, 0, 0, 0, 0), arrived)
-        self.table, self.start, self.values = table, start, values
+    def __init__(self, by: ForwardTable, values: list[int], arrived: float) -> None:
+        """`by`: the first forward that has fewer tokens to compute, or none; `values`: the tokens from its start on."""
+        super().__init__(by.queue, Record(0, 0, 0, by.queue.id, 0, 0, 0, 0, 0), arrived)
+        self.table, self.start, self.values, self.adapter = by.table, by.okv_offset, values, by.adapter
         self.covered: list[tuple[Command, ForwardTable]] = []
         self.trimmed: ForwardTable | None = None
 
@@ -138,8 +137,6 @@ def parse_forward_table(queue: CommandQueue, record: Record, payload: memoryview
         raise InvalidArgument(argument="iemb", detail=f"{n_iemb} embeds in one call, allowed are 1 to {MAX_TOKENS}")
     if n_oemb > n_iemb:
         raise InvalidArgument(argument="oemb", detail=f"{n_oemb} outputs of {n_iemb} input embeds")
-    if adapter:
-        raise UnsupportedTrait(model=queue.spec.model, trait="Adapter")
     ids = payload[_HEAD_BYTES:end].cast("I").tolist()
     iemb, oemb = ids[:n_iemb], ids[n_iemb:]
     if n_oemb > 1:
@@ -149,6 +146,7 @@ def parse_forward_table(queue: CommandQueue, record: Record, payload: memoryview
     command = ForwardTable(queue, record, arrived, ([], iemb, [], oemb), mask)
     command.okv_offset = start
     command.table = record.a
+    command.adapter = checked_adapter(queue.spec, adapter)
     engine = queue.place.engine
     if engine is None or not engine.tables.kept:  # the step may have page lists instead
         size = queue.spec.page_size

@@ -48,6 +48,7 @@ class Named:
     ticket: int
     ttl_s: float
     used_s: float
+    adapter: str = ""
 
 
 def texts_field(texts: tuple[str, ...]) -> bytes:
@@ -83,6 +84,7 @@ def named(version: Version) -> bytes:
             "ticket": version.ticket,
             "ttl_s": version.ttl_s,
             "used_s": version.used_s,
+            "adapter": version.adapter,
         }
     )
 
@@ -102,6 +104,7 @@ def named_of(value: bytes) -> Named:
     return Named(
         _whole(told, "number", 1, 1 << 62), digest, page_size, _text(told, "program"),
         _whole(told, "ticket", 0, 1 << 62), _number(told, "ttl_s"), _number(told, "used_s"),
+        _text(told, "adapter") if "adapter" in told else "",
     )  # fmt: skip
 
 
@@ -130,7 +133,7 @@ def version_of(key: Key, told: Named, value: bytes) -> Version:
     tokens = array("I", data)
     if sys.byteorder == "big":
         tokens.byteswap()
-    before = root_of_rows(key.tenant, key.model_digest, told.page_size)
+    before = root_of_rows(key.tenant, key.model_digest, told.page_size, told.adapter)
     digest = blake2b(tokens.tobytes(), digest_size=len(before), key=before).digest()
     if digest != told.digest or value[:DIGEST_BYTES] != digest:
         raise BadEntry("the digest isn't that of the tokens")
@@ -144,6 +147,7 @@ def version_of(key: Key, told: Named, value: bytes) -> Version:
         ttl_s=told.ttl_s,
         used_s=told.used_s,
         page_size=told.page_size,
+        adapter=told.adapter,
     )
 
 

@@ -61,12 +61,14 @@ class Beginning:
         model_digest: of the model.
         page_size: slots of a page.
         tokens: the first tokens, as far as the program has sent them.
+        adapter: digest of the LoRA adapter under which they are computed; "" for none.
     """
 
     tenant: str
     model_digest: str
     page_size: int
     tokens: tuple[int, ...]
+    adapter: str = ""
 
 
 HeldTokens = Callable[[Beginning], Mapping[str, int]]

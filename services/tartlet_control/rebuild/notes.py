@@ -33,6 +33,7 @@ _FLAGS_BYTES: Final = SAMPLE_OPTIONS.fields["flags"][0].itemsize if SAMPLE_OPTIO
 MASKED: Final = "forward_table with a mask"
 BEHIND_A_GAP: Final = "forward_table behind slots that aren't plain"
 OTHER_POSITIONS: Final = "forward_table of embeds at other positions than their slots"
+OTHER_ADAPTER: Final = "forward_table under another adapter than the slots before"
 NO_TOKENS: Final = "forward_table of embeds that hold no tokens"
 
 
@@ -75,7 +76,8 @@ def _forward_table(book: Book, c: ForwardTable, outcome: Any) -> None:
     line = book.tables[c.table]
     start, size = c.okv_offset, c.queue.spec.page_size
     embeds = book.embeds
-    if c.tokens == 1 and start == line.length == line.plain and line.limit is None and not c.mask:  # a decode step
+    follows = start == line.length == line.plain and line.limit is None and c.adapter == line.adapter
+    if c.tokens == 1 and follows and not c.mask:  # a decode step
         content = embeds[c.iemb[0]]
         if content is not None and len(content) == 2 and content[1] == start:
             line.append(content[0], size)
@@ -89,7 +91,7 @@ def _forward_table(book: Book, c: ForwardTable, outcome: Any) -> None:
         for embed in c.oemb:
             embeds[embed] = (why,)
         return
-    line.write(start, [content[0] for content in contents], size)  # type: ignore[index,misc]
+    line.write(start, [content[0] for content in contents], size, c.adapter)  # type: ignore[index,misc]
     for embed, slot in zip(c.oemb, range(line.length - len(c.oemb), line.length), strict=True):
         embeds[embed] = (line, slot, line.writes)
 
@@ -100,6 +102,8 @@ def _why_not_plain(c: ForwardTable, line: Line, contents: list[EmbedContent | No
         return MASKED
     if start > line.plain:
         return line.why if not line.is_plain and line.why else BEHIND_A_GAP
+    if start and c.adapter != line.adapter:
+        return OTHER_ADAPTER
     for slot, content in enumerate(contents, start):
         if content is None or len(content) != 2:
             return NO_TOKENS
@@ -220,7 +224,7 @@ def _share(book: Book, c: Share, _: Any) -> None:
 
 def _reused(book: Book, c: Reused, _: Any) -> None:
     if c.queue.id not in book.failed:  # else the forwards behind it are refused
-        book.tables[c.table].write(c.start, c.values, c.queue.spec.page_size)
+        book.tables[c.table].write(c.start, c.values, c.queue.spec.page_size, c.adapter)
 
 
 def _reset(book: Book, c: Reset, _: Any) -> None:

@@ -114,6 +114,7 @@ def _pass(queue: CommandQueue, part: Prefill, table: PageTable, number: int, now
     outputs = [] if part.output is None else [part.output]
     forward = RemakeForward(queue, _record(queue, part.start), now, ([], scratch, [], outputs), b"")
     forward.table = number
+    forward.adapter = part.line.adapter
     forward.page_table = table
     return [_embed(queue, scratch, part.tokens, [*range(part.start, part.start + count)], now), forward]
 

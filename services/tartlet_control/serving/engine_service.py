@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 import grpc.aio
 
-from tartlet_common.config.settings import listed
+from tartlet_common.config.lists import listed
 from tartlet_common.engine.pools import Home
 from tartlet_common.engine.step_codec import result_from_proto, step_to_proto
 from tartlet_common.errors.registry import (

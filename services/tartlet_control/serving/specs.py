@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from typing import Any, Final
 
 from tartlet_common.engine import defaults
-from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.spec import AdapterSpec, EngineSpec, adapters_of
 from tartlet_common.errors.registry import InvalidArgument
 from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.numbering import Numbering
@@ -55,6 +55,7 @@ _TEXTS: Final = {
 _TOKENS: Final = (0, (1 << 31) - 1)
 _TRAIT: Final = (1, 64)
 _MOST_ITEMS: Final = 256
+_ADAPTER_FIELDS: Final = {f.name for f in fields(AdapterSpec)}
 _OPTIONAL: Final = frozenset({"bos_token", "chat_bos", "chat_eos"})
 """Fields that may be null."""
 
@@ -79,6 +80,8 @@ def spec_from_json(text: str) -> EngineSpec:
         if value is not None or name not in _OPTIONAL:
             _check_field(name, value)
     lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
+    if "adapters" in lists:
+        lists["adapters"] = adapters_of(raw["adapters"])
     return EngineSpec(**(raw | lists))
 
 
@@ -92,14 +95,26 @@ def _check_field(name: str, value: Any) -> None:
     elif name == "batch_invariant":
         if not isinstance(value, bool):
             raise _impossible(name, value, "neither true nor false")
-    else:  # stop_tokens, traits
+    else:  # stop_tokens, traits, adapters
         if not isinstance(value, list) or len(value) > _MOST_ITEMS:
             raise _impossible(name, value, f"no list of at most {_MOST_ITEMS}")
         for item in value:
             if name == "stop_tokens":
                 _check_number(name, item, _TOKENS)
+            elif name == "adapters":
+                _check_adapter(item)
             else:
                 _check_text(name, item, _TRAIT)
+
+
+def _check_adapter(value: Any) -> None:
+    if not isinstance(value, dict) or value.keys() != _ADAPTER_FIELDS:
+        raise _impossible("adapters", value, f"not an object of {', '.join(sorted(_ADAPTER_FIELDS))}")
+    _check_text("adapters.name", value["name"], _TRAIT)
+    _check_text("adapters.digest", value["digest"], (8, 128))
+    if set(value["digest"]) - set("0123456789abcdef"):
+        raise _impossible("adapters.digest", value["digest"], "not hexadecimal")
+    _check_number("adapters.rank", value["rank"], (1, 1 << 20))
 
 
 def _check_number(name: str, value: Any, bounds: tuple[int, int]) -> None:

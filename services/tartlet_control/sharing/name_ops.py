@@ -13,7 +13,7 @@ from tartlet_common.errors.registry import InvalidArgument, NotPlain, UnknownRes
 from tartlet_control.calls.names import Export, NameCall
 from tartlet_control.rebuild.logs import settle
 from tartlet_control.sharing.names import MAX_TOKENS, Key, Names, Version, checked
-from tartlet_control.sharing.reuse import offer, root, rows_of
+from tartlet_control.sharing.reuse import adapter_digest, offer, root, rows_of
 from tartlet_control.tables.lineage import chain
 from tartlet_control.tables.programs import Place
 
@@ -65,9 +65,11 @@ class NameOps:
 
     def _export(self, place: Place, command: Export, key: Key) -> Told:
         tokens = [*self._tokens(place, command), *command.tail]
+        line = place.book.tables.get(command.table) if command.count != 0 else None
         if not 1 <= len(tokens) <= MAX_TOKENS:
             raise InvalidArgument(argument="tokens", detail=f"{len(tokens)} tokens, allowed are 1 to {MAX_TOKENS}")
-        before, values = root(place), array("I", tokens)
+        adapter = 0 if line is None else line.adapter
+        before, values = root(place, adapter), array("I", tokens)
         made = Version(
             number=1,
             tokens=values,
@@ -78,6 +80,7 @@ class NameOps:
             ttl_s=command.ttl_s or self._ttl_s,
             used_s=self.now_s,
             page_size=place.model.spec.page_size,
+            adapter=adapter_digest(place.model.spec, adapter),
         )
         version = self._names.export(key, made)
         return len(version.tokens), version.number, version.digest

@@ -48,6 +48,7 @@ class Version:
         ttl_s: seconds without use after which it ends; 0: never.
         used_s: when it was last exported or imported, in seconds since 1970.
         page_size: tokens of a row.
+        adapter: digest of the LoRA adapter under which they were computed; "" for none.
         importers: the running programs that have imported it.
     """
 
@@ -60,6 +61,7 @@ class Version:
     ttl_s: float
     used_s: float
     page_size: int = 0
+    adapter: str = ""
     importers: set[str] = field(default_factory=set)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
+from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.base import TartletError
 from tartlet_control.calls.embed import EmbedTxt
 from tartlet_control.calls.table_masks import DropRows, MaskTable
@@ -33,20 +34,26 @@ _MOST: Final = 512
 Pairs = list[tuple[EmbedTxt, ForwardTable]]
 
 
-def root(place: Place) -> bytes:
-    """Return the digest before the first row of a program's tables."""
+def root(place: Place, adapter: int) -> bytes:
+    """Return the digest before the first row of a program's tables that are computed under an adapter (0: none)."""
     spec = place.model.spec
-    return root_of_rows(place.program.tenant, spec.model_digest, spec.page_size)
+    return root_of_rows(place.program.tenant, spec.model_digest, spec.page_size, adapter_digest(spec, adapter))
 
 
-def root_of_rows(tenant: str, model_digest: str, page_size: int) -> bytes:
-    """Return the digest before the first row of a tenant's tables under a model."""
-    return root_of(tenant, model_digest, str(page_size), "")  # the last one is the adapter
+def adapter_digest(spec: EngineSpec, number: int) -> str:
+    """Return the digest of an adapter; "" for none. An adapter that the model has lost is known by its number."""
+    found = spec.adapter(number) if number else None
+    return found.digest if found is not None else str(number or "")
+
+
+def root_of_rows(tenant: str, model_digest: str, page_size: int, adapter: str) -> bytes:
+    """Return the digest before the first row of a tenant's tables under a model and the digest of an adapter."""
+    return root_of(tenant, model_digest, str(page_size), adapter)
 
 
 def digests_of(beginning: Beginning) -> list[bytes]:
     """Return the digests of the full rows of a context's beginning."""
-    before = root_of_rows(beginning.tenant, beginning.model_digest, beginning.page_size)
+    before = root_of_rows(beginning.tenant, beginning.model_digest, beginning.page_size, beginning.adapter)
     return chain(before, rows_of([*beginning.tokens], beginning.page_size))
 
 
@@ -79,11 +86,11 @@ def look(queue: CommandQueue, now: float, *, caches: bool) -> None:
     end = _end(pairs)
     if end // size * size <= start or start > table.plain or table.limit < NO_LIMIT:
         return
-    before = _before(place, first.table, start)
+    before = _before(place, first)
     if before is None:
         return
     tokens = [*before, *(token for embed, _ in pairs for token in embed.sources)][: end // size * size]
-    digests = chain(root(place), rows_of(tokens, size))[: len(table.rows)]
+    digests = chain(root(place, first.adapter), rows_of(tokens, size))[: len(table.rows)]
     if not caches:
         digests = digests[: max(_agree(digests, rows) for rows in place.program.imports.values())]
     found = engine.prefixes.match(digests)
@@ -100,7 +107,7 @@ def offer(place: Place, number: int) -> None:
     rows = _unchanged(place.log, number, min(line.plain, table.plain), size)
     rows = min(rows, len(table.rows))
     if rows > table.common:
-        engine.prefixes.insert(line.chain(root(place), rows), table)
+        engine.prefixes.insert(line.chain(root(place, line.adapter), rows), table)
         table.common = rows
 
 
@@ -137,7 +144,8 @@ def _pairs(pending: Iterable[Command]) -> Pairs:
             break
         at = forward.okv_offset
         follows = not pairs or (
-            forward.table == pairs[0][1].table and at == pairs[-1][1].okv_offset + pairs[-1][1].tokens
+            (forward.table, forward.adapter) == (pairs[0][1].table, pairs[0][1].adapter)
+            and at == pairs[-1][1].okv_offset + pairs[-1][1].tokens
         )
         if not follows or forward.iemb != embed.embeds or embed.positions != [*range(at, at + forward.tokens)]:
             break
@@ -156,13 +164,19 @@ def _end(pairs: Pairs) -> int:
     return pairs[-1][1].okv_offset + pairs[-1][1].tokens
 
 
-def _before(place: Place, number: int, start: int) -> list[int] | None:
-    """Return the tokens of a table before a slot; None if they aren't known."""
+def _before(place: Place, forward: ForwardTable) -> list[int] | None:
+    """Return the tokens of a table before a forward; None if they aren't known, or are under another adapter."""
+    number, start = forward.table, forward.okv_offset
     if not start:
         return []
     settle(place)
     line, size = place.book.tables.get(number), place.model.spec.page_size
-    if line is None or line.plain < start or _unchanged(place.log, number, start, 1) < start:
+    if (
+        line is None
+        or line.adapter != forward.adapter
+        or line.plain < start
+        or _unchanged(place.log, number, start, 1) < start
+    ):
         return None
     return line.tokens(0, start, size)
 
@@ -199,7 +213,7 @@ def _take(place: Place, table: PageTable, pairs: Pairs, tokens: list[int], diges
     table.written = table.plain = len(tokens)
     table.common = max(table.common, count)
     start = pairs[0][1].okv_offset
-    reused = Reused(queue, pairs[0][1].table, start, tokens[start:], now)
+    reused = Reused(pairs[0][1], tokens[start:], now)
     at = len(tokens)
     for pair in pairs:
         forward = pair[1]

@@ -68,6 +68,7 @@ class Line:
     """What one page table holds: slot i holds token i % page_size of row i // page_size.
 
     Attributes:
+        adapter: number of the LoRA adapter under which the plain slots were computed; 0 for none.
         length: slots up to the end of the last forward; what lies behind them is neither seen nor kept.
         plain: leading slots that were written in order, each by a forward without a mask that saw the slots before.
         shared: leading rows that another table has or had.
@@ -76,12 +77,13 @@ class Line:
         writes: counts the forwards that wrote over earlier slots.
     """
 
-    __slots__ = ("_cuts", "_digests", "_starts", "length", "limit", "plain", "queue_id", "rows", "shared", "why",
-                 "writes")  # fmt: skip
+    __slots__ = ("_cuts", "_digests", "_starts", "adapter", "length", "limit", "plain", "queue_id", "rows", "shared",
+                 "why", "writes")  # fmt: skip
 
     def __init__(self, queue_id: int) -> None:
         self.queue_id = queue_id
         self.rows: list[array[int]] = []
+        self.adapter = 0
         self.length = 0
         self.plain = 0
         self.limit: int | None = None
@@ -117,13 +119,20 @@ class Line:
         child.rows, child._digests = self.rows[:rows], self._digests[:rows]
         self.shared, child.shared = max(self.shared, rows), rows
         child.length, child.plain = min(self.length, rows * page_size), min(self.plain, rows * page_size)
-        child.why = self.why
+        child.why, child.adapter = self.why, self.adapter
         if self.limit is not None and self.limit < rows * page_size:
             child.limit = self.limit
         return child
 
-    def write(self, start: int, tokens: list[int], page_size: int) -> None:
-        """Note that a plain forward wrote `tokens` from slot `start` on, which isn't behind the plain slots."""
+    def write(self, start: int, tokens: list[int], page_size: int, adapter: int = 0) -> None:
+        """Note that a plain forward wrote `tokens` from slot `start` on, which isn't behind the plain slots.
+
+        The adapter of a table is the one of its first slots; a forward under another one that begins behind them isn't
+        plain.
+        """
+        if not start and adapter != self.adapter:
+            self.adapter = adapter
+            self._digests.clear()
         if start < self.length:
             self._shorten(start)
             del self._digests[start // page_size :]
@@ -178,7 +187,7 @@ class Line:
         return later == len(self._cuts) or self._starts[later] > slot
 
     def chain(self, root: bytes, rows: int) -> list[bytes]:
-        """Return the digests of the first `rows` rows, which are full and plain. `root` is always the same."""
+        """Return the digests of the first `rows` rows, which are full and plain. `root` is its adapter's."""
         have = self._digests
         if len(have) < rows:
             have += chain(have[-1] if have else root, self.rows[len(have) : rows])

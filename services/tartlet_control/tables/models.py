@@ -22,7 +22,9 @@ MODELS_NAMED: Final = 20
 """Models, or pools, that the error for an unknown one names."""
 MAX_FORMS: Final = 8
 """Forms of one model that may be served at once. A pool serves two while it is rolled out in another form."""
-AGREE: Final = ("model_digest", "page_size", "dtype", "traits", "vocab_size", "max_position", "tokenizer_digest")
+AGREE: Final = (
+    "model_digest", "page_size", "dtype", "traits", "adapters", "vocab_size", "max_position", "tokenizer_digest",
+)  # fmt: skip
 """Fields in which engines of one form of a model agree."""
 
 

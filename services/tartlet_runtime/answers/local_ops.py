@@ -93,6 +93,7 @@ class LocalOps:
             Op.GET_VERSION: lambda _caller, _record, _payload: _RELEASE,
             Op.GET_INSTANCE_ID: lambda caller, _record, _payload: caller.program_id.encode(),
             Op.PROMPT_TEMPLATE: self._prompt_template,
+            Op.GET_ALL_ADAPTERS: self._adapters,
             Op.CONTINUE: lambda caller, record, payload: caller.continue_with(record, payload),
             Op.HTTP_REQUEST: web.request,
             Op.HTTP_READ: lambda caller, record, _payload: web.read(caller, record),
@@ -133,6 +134,11 @@ class LocalOps:
     def _prompt_template(self, caller: Caller, record: Record, payload: bytes) -> bytes | None:
         template = self._models.by_index(record.a, caller.reach).spec.chat_template
         return template.encode() if record.flags & _AWAIT else None
+
+    def _adapters(self, caller: Caller, record: Record, payload: bytes) -> bytes | None:
+        adapters = self._models.by_index(record.a, caller.reach).spec.adapters
+        told = [{"name": a.name, "number": a.number, "rank": a.rank, "digest": a.digest} for a in adapters]
+        return json.dumps(told, separators=(",", ":")).encode() if record.flags & _AWAIT else None
 
     def _tokenize(self, caller: Caller, record: Record, payload: bytes) -> bytes | None:
         text = _text(payload)

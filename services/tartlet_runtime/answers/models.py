@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tartlet_common.engine.pools import EVERYONES_HOME, OWN, Home, Reach
-from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.spec import EngineSpec, adapters_of
 from tartlet_common.errors.registry import NoEngine, TartletError, Unavailable, UnknownModel, UnsupportedTrait
 from tartlet_protos import control_pb2
 from tartlet_runtime.answers.blob_files import store
@@ -91,6 +91,7 @@ def model_from_proto(info: control_pb2.ModelInfo) -> ServedModel:
     for name in ("stop_tokens", "traits"):
         if name in known:
             known[name] = tuple(known[name])
+    known["adapters"] = adapters_of(known.get("adapters", ()))
     if info.tokenizer_digest:
         known["tokenizer_digest"] = info.tokenizer_digest
     owner = info.owner if info.owned else None

@@ -14,7 +14,8 @@ import aiohttp
 import pytest
 from pydantic import ValidationError
 
-from tartlet_common.config.settings import OperatorSettings, listed
+from tartlet_common.config.lists import listed
+from tartlet_common.config.settings import OperatorSettings
 from tartlet_common.egress.addresses import Exceptions, public
 from tartlet_common.errors.registry import InvalidConfig
 from tartlet_operator.api.inferlet import Source, UrlSource

@@ -19,7 +19,7 @@ from inferlet._running import guest as _guest
 from inferlet._running import output as _output
 from inferlet._running.loop import Loop
 from inferlet._values import ids as _ids
-from inferlet._values.types import Embed, KvPage, Model, PageTable, TokenSlot
+from inferlet._values.types import Adapter, Embed, KvPage, Model, PageTable, TokenSlot
 from inferlet._wire import channel as _channel
 from inferlet._wire import host as _host
 from tartlet_common import abi
@@ -182,6 +182,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "get_version": inferlet.get_version,
     "get_instance_id": inferlet.get_instance_id,
     "prompt_template": lambda model: inferlet.prompt_template(info(model)),
+    "get_all_adapters": lambda model: inferlet.get_all_adapters(info(model)),
     "get_model": lambda model_name: inferlet.get_model(name=model_name),
     "tokenize": lambda model, text, special: _text.tokenize_with(info(model), text, special=special),
     "detokenize": lambda model, tokens: _text.detokenize_with(info(model), tokens),
@@ -216,7 +217,9 @@ CALLS["sample_with_options"] = lambda q, logit_bias, **kw: CALLS["sample"](q, lo
 CALLS["sample_with_grammar"] = CALLS["sample"]
 CALLS["grammar"] = grammar
 CALLS["dealloc_grammar"] = lambda q, grammar: inferlet.dealloc_grammar(q, inferlet.CompiledGrammar(grammar))
-CALLS["forward_with_mask_and_adapter"] = CALLS["forward"]
+CALLS["forward_with_mask_and_adapter"] = lambda q, ikv, iemb, okv, oemb, adapter, **kw: inferlet.forward_with_adapter(
+    q, Adapter(adapter, "a", 1, ""), pages(ikv), embeds(iemb), pages(okv), embeds(oemb), **kw
+)
 CALLS["forward_table_with_mask_and_adapter"] = CALLS["forward_table"]
 CALLS["table_of_itself"] = CALLS["table"]
 CALLS["export_kvpage"] = CALLS["export_kvpage_tail"] = lambda q, kv, exported, **kw: inferlet.export_kvpage(

@@ -202,6 +202,8 @@ class MiniHost:
                 self.answer(command, payload=self.models_with(json.loads(command.payload or b"[]")))
             case Op.GET_VERSION | Op.GET_INSTANCE_ID | Op.PROMPT_TEMPLATE:
                 self.answer_fact(command)
+            case Op.GET_ALL_ADAPTERS:
+                self.answer(command, payload=json.dumps([model.ADAPTER]).encode())
             case Op.GET_MODEL:
                 self.answer(command, payload=json.dumps(self.model_info()).encode())
             case Op.TOKENIZE:
@@ -261,7 +263,17 @@ class MiniHost:
             "stop_tokens": [model.EOS],
             "bos_token": model.BOS,
             "top_k_limit": 256,
-            "traits": ["core", "Allocate", "Forward", "InputText", "Tokenize", "OutputText", "Sample", "Grammar"],
+            "traits": [
+                "core",
+                "Allocate",
+                "Forward",
+                "InputText",
+                "Tokenize",
+                "OutputText",
+                "Sample",
+                "Grammar",
+                "Adapter",
+            ],
             "description": "A tiny model.",
             "version": "7",
             "license": "MIT",
@@ -413,7 +425,8 @@ class MiniHost:
         hidden, size = self.table_hidden[command.a], self.page_size
         flat = [None if row is HOLE else row[o] for row in rows for o in range(size)][:start]
         seen = [None if at in hidden else slot for at, slot in enumerate(flat)]
-        return self.run_forward(iemb, oemb, seen, [(rows[row], offset) for row, offset in places], None)
+        written_at = [(rows[row], offset) for row, offset in places]
+        return self.run_forward(iemb, oemb, seen, written_at, None, int(head["adapter"]))
 
     def do_mask_table(self, command: Command) -> None:
         rows, first, end = self.find(self.tables, command.a, "table"), command.b, command.b + command.c
@@ -497,12 +510,20 @@ class MiniHost:
             for page in ikv
             for o in range(self.page_size)
         ]
-        return self.run_forward(iemb, oemb, table, [(self.pages[okv[page]], offset) for page, offset in places], mask)
+        written_at = [(self.pages[okv[page]], offset) for page, offset in places]
+        return self.run_forward(iemb, oemb, table, written_at, mask, command.b)
 
     def run_forward(
-        self, iemb: list[int], oemb: list[int], table: list[Slot], places: list[tuple[list[Slot], int]], mask: Any
+        self,
+        iemb: list[int],
+        oemb: list[int],
+        table: list[Slot],
+        places: list[tuple[list[Slot], int]],
+        mask: Any,
+        adapter: int,
     ) -> bool | None:
         """Compute embeds over the columns `table`, and store them at `places`, if there are any."""
+        assert adapter in {0, model.ADAPTER["number"]}
         sources = [self.find(self.embeds, i, "embed") or ("nothing", 0, 0) for i in iemb]
         for i in oemb:
             self.find(self.embeds, i, "embed")
@@ -513,7 +534,7 @@ class MiniHost:
             assert source[0] == "in", "an embed was read that holds no token"
             _, token, position = source
             seen = [s for j, s in enumerate(table) if s and (mask[i, j] if mask is not None else s[0] <= position)]
-            state = model.state_of(token, position, seen)
+            state = model.state_of(token, position, seen) ^ adapter
             table.append((position, state))
             if places:
                 page, offset = places[i]

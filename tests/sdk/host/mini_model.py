@@ -10,11 +10,14 @@ import hashlib
 import math
 import struct
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 VOCAB = 260
 BOS, EOS = 256, 257
+ADAPTER: dict[str, Any] = {"name": "loud", "number": 0x9F3B0001, "rank": 4, "digest": "9f3b0001" * 8}
+"""The model's one adapter: it changes the state of each token that it computes."""
 
 
 def state_of(token: int, position: int, seen: Iterable[tuple[int, int]]) -> int:
@@ -25,11 +28,11 @@ def state_of(token: int, position: int, seen: Iterable[tuple[int, int]]) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def reference_states(tokens: Sequence[int]) -> list[int]:
-    """States of a plain sequence of tokens."""
+def reference_states(tokens: Sequence[int], adapter: int = 0) -> list[int]:
+    """States of a plain sequence of tokens, under an adapter or none."""
     states: list[int] = []
     for i, token in enumerate(tokens):
-        states.append(state_of(token, i, enumerate(states)))
+        states.append(state_of(token, i, enumerate(states)) ^ adapter)
     return states
 
 
@@ -73,13 +76,14 @@ def reference_generate(  # the loop that a Context must agree with
     n: int,
     params: tuple[float, int, float, float, int, int] = (0.0, 0, 1.0, 0.0, 0, 0),
     script: dict[int, int] | None = None,
+    adapter: int = 0,
 ) -> list[int]:
     """The `n` tokens that follow `prompt`."""
-    tokens, states = list(prompt), reference_states(prompt)
+    tokens, states = list(prompt), reference_states(prompt, adapter)
     for _ in range(n):
         at = len(tokens) - 1
         token = choose(probabilities(states[-1], at, script or {}), params, at)
-        states.append(state_of(token, len(tokens), enumerate(states)))
+        states.append(state_of(token, len(tokens), enumerate(states)) ^ adapter)
         tokens.append(token)
     return tokens[len(prompt) :]
 

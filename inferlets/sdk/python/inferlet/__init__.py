@@ -55,6 +55,7 @@ from inferlet._models.models import (
     available_models,
     available_models_with_traits,
     available_traits,
+    get_all_adapters,
     get_kv_page_size,
     get_model,
     prompt_template,
@@ -63,6 +64,7 @@ from inferlet._models.text import detokenize_bytes, format_chat, get_vocabs
 from inferlet._queues.queue import Queue
 from inferlet._values.http_reply import HttpHeaders, HttpReply
 from inferlet._values.types import (
+    Adapter,
     CompiledGrammar,
     Dist,
     Embed,
@@ -84,6 +86,7 @@ from inferlet.sampling import End, Greedy, MinP, Sampler, Temperature, TopK, Top
 from inferlet.stopping import Length, Stop, StopTokens, Until
 
 __all__ = [
+    "Adapter",
     "CompiledGrammar",
     "Context",
     "Dist",
@@ -130,6 +133,7 @@ __all__ = [
     "errors",
     "expect",
     "format_chat",
+    "get_all_adapters",
     "get_arg",
     "get_instance_id",
     "get_kv_page_size",

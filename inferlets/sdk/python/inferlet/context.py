@@ -19,7 +19,7 @@ from inferlet._contexts.generation import Following, Generation
 from inferlet._contexts.naming import Naming
 from inferlet._contexts.sequence import RUN_AHEAD
 from inferlet._values.arguments import shown, whole
-from inferlet._values.types import Model
+from inferlet._values.types import Adapter, Model
 from inferlet._wire.options import Options
 from inferlet.errors import InvalidArgument
 from inferlet.grammar import Grammar
@@ -158,7 +158,13 @@ class Context(Naming):
 
     @classmethod
     async def load(
-        cls, name: str, model: Model | None = None, *, seed: int | None = None, run_ahead: int = RUN_AHEAD
+        cls,
+        name: str,
+        model: Model | None = None,
+        *,
+        seed: int | None = None,
+        run_ahead: int = RUN_AHEAD,
+        adapter: Adapter | str | None = None,
     ) -> Self:
         """Make a context that begins with the tokens that were saved under a name.
 
@@ -170,6 +176,7 @@ class Context(Naming):
             model: the model that the name was saved with; None for the program's default model.
             seed: as for `Context`.
             run_ahead: as for `Context`.
+            adapter: as for `Context`. Rows that were saved under another adapter aren't shared.
 
         Raises:
             InvalidArgument: `name` is none.
@@ -185,7 +192,7 @@ class Context(Naming):
             ...         print((await ctx.save("documents")).version)
             1
         """
-        made = cls(model, seed=seed, run_ahead=run_ahead)
+        made = cls(model, seed=seed, run_ahead=run_ahead, adapter=adapter)
         try:
             found = await made.queue.import_tokens(name)
         except BaseException:
@@ -229,7 +236,9 @@ class Context(Naming):
 
     def _child(self, shared: int, fork: int, i: int) -> Context:
         caching = self.queue.prefix_cache
-        child = Context(self.model, seed=self.seed, run_ahead=self.run_ahead, prefix_cache=caching)
+        child = Context(
+            self.model, seed=self.seed, run_ahead=self.run_ahead, prefix_cache=caching, adapter=self.adapter
+        )
         child.draw = crc32(f"{self.draw}/{fork}/{i}".encode())
         child.tokens = self.tokens.copy()
         child._answering = self._answering

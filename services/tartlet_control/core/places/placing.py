@@ -7,6 +7,7 @@ from typing import Final
 
 from tartlet_common.errors.registry import NoEngine
 from tartlet_control.calls.embed import EmbedTxt
+from tartlet_control.calls.forward import Forward
 from tartlet_control.calls.kv import Alloc
 from tartlet_control.calls.registry import RUNS_LAYERS
 from tartlet_control.calls.tables import Table
@@ -15,6 +16,7 @@ from tartlet_control.core.pool_orders import PoolOrders
 from tartlet_control.order.book import Thread
 from tartlet_control.placement.policies import Placement
 from tartlet_control.placement.view import Beginning, EngineView, HeldTokens, Hints, View, nothing_held
+from tartlet_control.sharing.reuse import adapter_digest
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.models import ServedModel
@@ -118,13 +120,24 @@ class Placing:
     @staticmethod
     def _beginning(place: Place) -> Beginning:
         tokens: list[int] = []
+        adapter: int | None = None
         for command in _first_commands(place):
+            if isinstance(command, Forward):
+                if adapter not in {None, command.adapter}:
+                    break
+                adapter = command.adapter
             if type(command) is EmbedTxt:
                 if command.from_slots or command.positions[:1] != [len(tokens)]:
                     break
                 tokens += command.sources
         spec = place.model.spec
-        return Beginning(place.program.tenant, spec.model_digest, spec.page_size, tuple(tokens[:_MOST_TOKENS]))
+        return Beginning(
+            place.program.tenant,
+            spec.model_digest,
+            spec.page_size,
+            tuple(tokens[:_MOST_TOKENS]),
+            adapter_digest(spec, adapter or 0),
+        )
 
 
 def _is_active(thread: Thread, since: float) -> bool:

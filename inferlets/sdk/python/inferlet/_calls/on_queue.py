@@ -34,6 +34,7 @@ __all__ = [
     "export_kvpage",
     "forward",
     "forward_table",
+    "forward_with_adapter",
     "get_all_exported_kvpages",
     "get_next_dist",
     "get_next_dists",
@@ -91,6 +92,7 @@ alloc_slot = _on_queue(Queue.alloc_slot)
 dealloc_slot = _on_queue(Queue.dealloc_slot)
 embed_txt = _on_queue(Queue.embed_txt)
 forward = _on_queue(Queue.forward)
+forward_with_adapter = _on_queue(Queue.forward_with_adapter)
 table = _on_queue(Queue.table)
 forward_table = _on_queue(Queue.forward_table)
 copy_kvpage = _on_queue(Queue.copy_kvpage)

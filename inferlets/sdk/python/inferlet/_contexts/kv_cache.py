@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from inferlet._queues.queue import Queue
-from inferlet._values.types import Embed, Exported, Model, PageTable, TokenSlot
+from inferlet._values.types import Adapter, Embed, Exported, Model, PageTable, TokenSlot
 
 CHUNK = 512
 """Tokens of one `forward` of a prompt: enough to keep an engine busy, with few embeds."""
@@ -17,6 +17,7 @@ class KvCache:
     """The page table of one context, and how many of its tokens are in the table. Slot i holds token i."""
 
     __slots__ = (
+        "_adapter",
         "_fixed",
         "_holes",
         "_masked",
@@ -31,8 +32,9 @@ class KvCache:
         "num_rows",
     )
 
-    def __init__(self, queue: Queue, model: Model) -> None:
+    def __init__(self, queue: Queue, model: Model, adapter: Adapter | None = None) -> None:
         self._queue = queue
+        self._adapter = adapter
         self._model = model
         self._fixed: tuple[Embed, Embed, TokenSlot] | None = None
         self._table: PageTable | None = None
@@ -51,7 +53,7 @@ class KvCache:
 
         The tokens above these rows are computed again, because shared rows are full.
         """
-        child = KvCache(queue, self._model)
+        child = KvCache(queue, self._model, self._adapter)
         rows = length // self._model.page_size
         if rows and self._table is not None:
             child.length, child.num_rows = rows * self._model.page_size, rows
@@ -107,7 +109,8 @@ class KvCache:
             to = min(at + len(embeds), end, *(last for _, last in self._masked if last > at))
             into = embeds[: to - at]
             queue.embed_txt(tokens[at:to], range(at, to), into)
-            queue.forward_table(table, at, into, [output] if output is not None and to == end else [])
+            outputs = [output] if output is not None and to == end else []
+            queue.forward_table(table, at, into, outputs, adapter=self._adapter)
             at = to
         queue.dealloc_emb(embeds)
         self.length = end
@@ -130,7 +133,7 @@ class KvCache:
             self._outputs += queue.alloc_emb(count - len(self._outputs))
         embeds = self._outputs[:count]
         queue.embed_txt([tokens[-1], *drafts], range(last, last + count), embeds)
-        queue.forward_table(table, last, embeds, embeds)
+        queue.forward_table(table, last, embeds, embeds, adapter=self._adapter)
         return embeds
 
     def slots(self, count: int) -> list[TokenSlot]:
@@ -217,7 +220,7 @@ class KvCache:
     def decode(self, at: int, source: int | TokenSlot) -> None:
         """Record one decode step of the token of `source` at position `at`."""
         embed, output, _ = self.places()
-        self._queue.decode(self._grow(at + 1), at, source, (embed, output))
+        self._queue.decode(self._grow(at + 1), at, source, (embed, output), self._adapter or 0)
 
     def end_at(self, num_tokens: int) -> None:
         """Note that the context has this many tokens. The last one is computed again, because its output is gone."""

@@ -12,9 +12,9 @@ from inferlet._contexts.chat_text import Text
 from inferlet._contexts.generation import Generation, generates_already
 from inferlet._contexts.kv_cache import KvCache
 from inferlet._contexts.proposal import Proposal
-from inferlet._models.models import default_model
+from inferlet._models.models import adapter_of, default_model
 from inferlet._values.arguments import whole
-from inferlet._values.types import Model, Priority
+from inferlet._values.types import Adapter, Model, Priority
 from inferlet._wire.channel import channel
 from inferlet.errors import InvalidArgument
 
@@ -32,6 +32,7 @@ class TokenSequence:
         seed: int | None = None,
         run_ahead: int = RUN_AHEAD,
         prefix_cache: bool = True,
+        adapter: Adapter | str | None = None,
     ) -> None:
         """Make an empty context.
 
@@ -42,8 +43,11 @@ class TokenSequence:
                 token. The text is the same for every number.
             prefix_cache: whether the context takes over pages of equal prompts, and leaves its own to others. The text
                 is the same with and without.
+            adapter: the LoRA adapter under which the model computes the context, one of `get_all_adapters` or its name;
+                None for the model alone. Forks have the same.
 
         Raises:
+            UnknownAdapter: the model has no adapter of the name.
             TypeError: `model` is no `Model` (a model's name, for example), or a number is no whole number.
             ValueError: `run_ahead` is negative.
         """
@@ -54,6 +58,7 @@ class TokenSequence:
             whole("seed", seed)
         whole("run_ahead", run_ahead, 0)
         self.model = model or default_model()
+        self.adapter = adapter_of(self.model, adapter)
         self.queue = take_queue(self.model)
         if not prefix_cache:
             self.queue.set_prefix_cache(False)
@@ -62,7 +67,7 @@ class TokenSequence:
         self.run_ahead = run_ahead
         self.tokens: list[int] = []
         """The tokens of the context, generated ones included. Text appears here once it has been computed."""
-        self._cache = KvCache(self.queue, self.model)
+        self._cache = KvCache(self.queue, self.model, self.adapter)
         self._parts: list[Text | list[int]] = []
         self._form: dict[str, Any] = {}  # the tools and variables of its chat
         self._answering = False  # chat messages with a generation prompt come last, or the answer to them

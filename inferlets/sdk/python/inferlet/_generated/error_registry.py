@@ -238,6 +238,14 @@ class GrammarRefused(RequestError):
     )
 
 
+class UnknownAdapter(RequestError):
+    """126: the model {model!r} has no adapter {adapter}; it has {available}."""
+
+    number: ClassVar[int] = 126
+    message: ClassVar[str] = "the model {model!r} has no adapter {adapter}; it has {available}"
+    remedy: ClassVar[str] = "Take one of get_all_adapters(model), or start its workers with the setting `adapters`."
+
+
 class ProgramFailed(ProgramError):
     """201: the program raised an exception."""
 
@@ -663,6 +671,14 @@ class DiskFull(StartError):
     remedy: ClassVar[str] = "Free disk space, or set another directory."
 
 
+class AdapterRefused(StartError):
+    """508: the adapter at {path} can't be used: {detail}."""
+
+    number: ClassVar[int] = 508
+    message: ClassVar[str] = "the adapter at {path} can't be used: {detail}"
+    remedy: ClassVar[str] = "Give the directory of a LoRA adapter of this model, as PEFT's `save_pretrained` writes it."
+
+
 class EngineFailure(InternalFault):
     """901: the engine failed: {detail}."""
 
@@ -711,6 +727,7 @@ REGISTRY: dict[int, type[TartletError]] = {
     122: NotPlain,
     124: UnknownPool,
     125: GrammarRefused,
+    126: UnknownAdapter,
     201: ProgramFailed,
     202: ProgramTrapped,
     203: CorruptModule,
@@ -758,6 +775,7 @@ REGISTRY: dict[int, type[TartletError]] = {
     505: AddressInUse,
     506: StartFailed,
     507: DiskFull,
+    508: AdapterRefused,
     901: EngineFailure,
     998: UnknownError,
     999: InternalError,

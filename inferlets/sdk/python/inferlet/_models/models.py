@@ -12,19 +12,21 @@ from typing import Any
 
 from inferlet._generated import abi
 from inferlet._values import arguments, refusals
-from inferlet._values.types import Model
+from inferlet._values.types import Adapter, Model
 from inferlet._wire import answers
 from inferlet._wire.channel import channel
+from inferlet.errors import InvalidArgument, UnknownAdapter
 
 
 class _Known:
     """The models that the program has asked for."""
 
-    __slots__ = ("by_name", "default")
+    __slots__ = ("adapters", "by_name", "default")
 
     def __init__(self) -> None:
         self.default: Model | None = None
         self.by_name: dict[str, Model] = {}
+        self.adapters: dict[int, list[Adapter]] = {}  # by the model's index
 
 
 known = _Known()
@@ -85,6 +87,43 @@ def prompt_template(model: Model | None = None) -> asyncio.Future[str]:
     return channel.call(answers.text, abi.OP_PROMPT_TEMPLATE, a=chosen("prompt_template", model).index)
 
 
+def get_all_adapters(model: Model | None = None) -> asyncio.Future[list[Adapter]]:
+    """Ask for the LoRA adapters that the engines of a model have (paper, Table 1). The list may be empty.
+
+    `Context(adapter=...)` and `forward_with_adapter` take one of them.
+
+    Raises:
+        InvalidArgument: `model` is no `Model`.
+
+    Example:
+        >>> async def main():
+        ...     (adapter,) = await get_all_adapters()
+        ...     print(adapter.name)
+        loud
+    """
+    return channel.call(_decode_adapters, abi.OP_GET_ALL_ADAPTERS, a=chosen("get_all_adapters", model).index)
+
+
+def adapter_of(model: Model, adapter: Adapter | str | None) -> Adapter | None:
+    """Return an adapter that was given by its name, by itself or not at all. The host is asked once for a model.
+
+    Raises:
+        InvalidArgument: it is none of these.
+        UnknownAdapter: the model has none of the name.
+    """
+    if adapter is None or isinstance(adapter, Adapter):
+        return adapter
+    if not isinstance(adapter, str):
+        raise InvalidArgument(argument="adapter", detail=f"it is a name or an Adapter, not {arguments.shown(adapter)}")
+    have = known.adapters.get(model.index)
+    if have is None:
+        have = known.adapters[model.index] = channel.result(get_all_adapters(model))
+    found = next((each for each in have if each.name == adapter), None)
+    if found is None:
+        raise UnknownAdapter(model=model.name, adapter=adapter, available=[each.name for each in have])
+    return found
+
+
 def get_model(name: str = "") -> asyncio.Future[Model]:
     """Ask for the model of a name, or for the program's default model.
 
@@ -141,6 +180,10 @@ def get_kv_page_size(model: Model | None = None) -> int:
         7
     """
     return chosen("get_kv_page_size", model).page_size
+
+
+def _decode_adapters(_a: int, _b: int, _c: int, payload: bytes) -> list[Adapter]:
+    return [Adapter(each["number"], each["name"], each["rank"], each["digest"]) for each in json.loads(payload)]
 
 
 def _decode_model(_a: int, _b: int, _c: int, payload: bytes) -> Model:

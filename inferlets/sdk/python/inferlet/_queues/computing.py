@@ -12,7 +12,7 @@ from inferlet._models.models import default_model
 from inferlet._queues.holdings import Holdings
 from inferlet._values import refusals
 from inferlet._values.arguments import shown
-from inferlet._values.types import Embed, KvPage, Model, PageTable, TokenSlot
+from inferlet._values.types import Adapter, Embed, KvPage, Model, PageTable, TokenSlot
 from inferlet._wire.channel import channel, u32
 from inferlet._wire.packing import pack_mask, single
 from inferlet.errors import InvalidArgument
@@ -121,7 +121,7 @@ class Computing(Holdings):
             okv_offset: first slot written in `okv`, in tokens.
             mask: [len(iemb)][len(ikv) * page_size + len(iemb)] booleans, True to see; or the same packed to bits,
                 row-major, least significant first.
-            adapter: number of a LoRA adapter.
+            adapter: the LoRA adapter that computes, one of `get_all_adapters`; None for the model alone.
 
         Example:
             >>> async def main():
@@ -157,6 +157,35 @@ class Computing(Holdings):
         names = ("forward", "okv_offset", "adapter")
         self._record(abi.OP_FORWARD, okv_offset, adapter or 0, int(mask is not None), payload, names)
 
+    def forward_with_adapter(
+        self,
+        adapter: Adapter,
+        ikv: KvPage | Sequence[KvPage],
+        iemb: Embed | Sequence[Embed],
+        okv: KvPage | Sequence[KvPage] = (),
+        oemb: Embed | Sequence[Embed] = (),
+        *,
+        okv_offset: int = 0,
+        mask: Sequence[Sequence[bool]] | bytes | None = None,
+    ) -> None:
+        """One pass through the model with a LoRA adapter (paper, Table 1). The other arguments are those of `forward`.
+
+        Keys and values that it writes are those of the adapter. Whoever reads them under another one gets what such a
+        mixture computes.
+
+        Raises:
+            InvalidArgument: `adapter` is none.
+
+        Example:
+            >>> async def main():
+            ...     (adapter,), (embed,) = await get_all_adapters(), alloc_emb(1)
+            ...     embed_txt(72, 0, embed)
+            ...     forward_with_adapter(adapter, [], [embed], oemb=[embed])
+            ...     print(len(await get_next_dist(embed)))
+            256
+        """
+        self.forward(ikv, iemb, okv, oemb, okv_offset=okv_offset, mask=mask, adapter=adapter)
+
     def forward_table(
         self,
         table: PageTable,
@@ -180,7 +209,7 @@ class Computing(Holdings):
             oemb: where output vectors go.
             mask: [len(iemb)][start + len(iemb)] booleans, True to see; or the same packed to bits, row-major, least
                 significant first.
-            adapter: number of a LoRA adapter.
+            adapter: the LoRA adapter that computes, one of `get_all_adapters`; None for the model alone.
 
         Example:
             >>> async def main():
@@ -209,7 +238,12 @@ class Computing(Holdings):
             oemb = refusals.handles("forward_table", "oemb", Embed, oemb)
             self.forward_table(table, start, iemb, oemb, mask=mask, adapter=adapter)
             return
-        payload = _TABLE_HEAD(len(iemb), len(oemb), adapter or 0) + ids_.tobytes()  # type: ignore[arg-type]
+        try:
+            head = _TABLE_HEAD(len(iemb), len(oemb), adapter or 0)  # type: ignore[arg-type]
+        except struct.error:
+            told = f"it is one of get_all_adapters(), not {shown(adapter)}"
+            raise refusals.refusal("forward_table", "adapter", told) from None
+        payload = head + ids_.tobytes()
         if mask is not None:
             payload += pack_mask(mask, start, len(iemb))  # type: ignore[arg-type]
         names = ("forward_table", "table", "start")
@@ -249,7 +283,9 @@ class Computing(Holdings):
         names = ("mask_table", "table", "first", "count")
         self._record(abi.OP_MASK_TABLE, table, first, count, _MASKS[what], names)
 
-    def decode(self, table: PageTable, position: int, source: int, places: tuple[Embed, Embed]) -> None:
+    def decode(
+        self, table: PageTable, position: int, source: int, places: tuple[Embed, Embed], adapter: int = 0
+    ) -> None:
         """Record one decode step: the `embed_txt` and the `forward_table` of one token.
 
         The bytes are those of the two calls, packed here at once because a decode step is frequent.
@@ -259,12 +295,14 @@ class Computing(Holdings):
             position: the token's position.
             source: the token's id, or the slot that holds it.
             places: the input embed and the output embed.
+            adapter: number of the LoRA adapter that computes; 0 for none.
         """
         embed, output = places
         record, number = channel.record, self.id
         kind = 1 if isinstance(source, TokenSlot) else 0
         record(abi.OP_EMBED_TXT, number, 1, kind, 0, _THREE(embed, source, position))
-        self.last_ticket = record(abi.OP_FORWARD_TABLE, number, table, position, 0, _ONE_TO_ONE(1, 1, 0, embed, output))
+        head = _ONE_TO_ONE(1, 1, adapter, embed, output)
+        self.last_ticket = record(abi.OP_FORWARD_TABLE, number, table, position, 0, head)
 
     def copy_kvpage(
         self, src: KvPage, dst: KvPage, *, src_offset: int = 0, dst_offset: int = 0, size: int | None = None

@@ -13,7 +13,7 @@ from inferlet._generated import abi
 from inferlet._queues.computing import Computing
 from inferlet._values import refusals
 from inferlet._values.arguments import shown, token_list, whole
-from inferlet._values.types import Exported, Imported, Model, PageTable
+from inferlet._values.types import Adapter, Exported, Imported, Model, PageTable
 from inferlet._wire import answers
 from inferlet._wire.channel import channel, u32
 
@@ -104,8 +104,8 @@ class Naming(Computing):
 
         return self._named(decode, abi.OP_IMPORT_KVPAGE, named("import_kvpage", name))
 
-    async def import_kvpage(self, name: str) -> Imported:
-        """Make a page table of this queue that holds what a name stands for.
+    async def import_kvpage(self, name: str, *, adapter: Adapter | None = None) -> Imported:
+        """Make a page table of this queue that holds what a name stands for, computed under a LoRA adapter or none.
 
         The table shares the rows that its engine has of the name. What is missing, because the engine was lost or its
         memory was short, is computed. The program can't tell one from the other.
@@ -129,7 +129,7 @@ class Naming(Computing):
             part = tokens[at : at + len(embeds)]
             into = embeds[: len(part)]
             self.embed_txt(part, range(at, at + len(part)), into)
-            self.forward_table(made, at, into)
+            self.forward_table(made, at, into, adapter=adapter)
         self.dealloc_emb(embeds)
         return Imported(name, tokens, found.version, found.digest, made)
 

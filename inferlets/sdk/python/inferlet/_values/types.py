@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, Self
 
 from inferlet._generated import abi
 
@@ -249,6 +249,35 @@ class Dist:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+
+class Adapter(int):
+    """A LoRA adapter of a model: its number, by which `forward` knows it, and facts about it.
+
+    Attributes:
+        name: what the operator of the engines calls it.
+        rank: the greatest rank of its matrices.
+        digest: sha-256 of its configuration and weights. Adapters of one digest have one number.
+
+    Example:
+        >>> async def main():
+        ...     for adapter in await get_all_adapters():
+        ...         print(adapter, adapter.rank)
+        Adapter('loud') 4
+    """
+
+    name: str
+    rank: int
+    digest: str
+
+    def __new__(cls, number: int, name: str, rank: int, digest: str) -> Self:
+        """Make the handle of an adapter that the host has told of."""
+        made = super().__new__(cls, number)
+        made.name, made.rank, made.digest = name, rank, digest
+        return made
+
+    def __repr__(self) -> str:
+        return f"Adapter({self.name!r})"
 
 
 Role = Literal["system", "user", "assistant", "tool"] | str  # noqa: PYI051 - templates know more roles than these

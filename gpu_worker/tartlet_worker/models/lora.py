@@ -1,0 +1,95 @@
+"""Linear layers with LoRA adapters: several adapters and none in one batch, each on its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from tartlet_worker.checkpoints.adapters import Adapter
+from tartlet_worker.models.linear import BlockedLinear, Linear, PlainLinear
+
+
+class Group(NamedTuple):
+    """The rows of a pass that one adapter computes; None stands for all of them."""
+
+    number: int
+    rows: Tensor | None
+
+
+class Delta(NamedTuple):
+    """What an adapter adds to a part of a layer's outputs: up(down(x)), from output `first` on."""
+
+    first: int
+    down: Linear
+    up: Linear
+
+
+class Adapters:
+    """The adapters of a model: their matrices, and which rows of the pass under way each of them computes."""
+
+    def __init__(self, adapters: Iterable[Adapter], *, dtype: torch.dtype, device: str, batch_invariant: bool) -> None:
+        """Open the adapters' files; their matrices are read layer by layer."""
+        self._adapters = [(a, safe_open(str(a.weights), framework="pt", device="cpu")) for a in adapters]
+        self._dtype, self._device = dtype, device
+        self._linear: Callable[[Tensor], Linear] = BlockedLinear if batch_invariant else PlainLinear
+        self.groups: list[Group] = []
+
+    def wrap(self, base: Linear, modules: Sequence[str], widths: Sequence[int]) -> Linear:
+        """Add the adapters to a linear layer.
+
+        Args:
+            base: the layer, which computes several modules at once, their outputs behind each other.
+            modules: the names of these modules in the checkpoint.
+            widths: how many outputs each has.
+        """
+        starts = [0, *accumulate(widths)]
+        deltas = {
+            adapter.spec.number: tuple(
+                Delta(first, self._matrix(reader, pair.a), self._matrix(reader, pair.b, pair.scale))
+                for module, first in zip(modules, starts, strict=False)
+                if (pair := adapter.modules.get(module)) is not None
+            )
+            for adapter, reader in self._adapters
+        }
+        return AdaptedLinear(base, deltas, self) if any(deltas.values()) else base
+
+    def select(self, numbers: npt.NDArray[np.uint32]) -> None:
+        """Choose the adapter of each row of the next pass: numbers [T], 0 for none; or [0] if no row has one."""
+        self.groups = []
+        for number in np.unique(numbers).tolist():
+            if number:
+                chosen = numbers == number
+                rows = None if chosen.all() else torch.from_numpy(np.flatnonzero(chosen)).to(self._device)
+                self.groups.append(Group(number, rows))
+
+    def _matrix(self, reader: safe_open, name: str, scale: float = 1.0) -> Linear:
+        matrix = reader.get_tensor(name).float() * scale
+        return self._linear(matrix.to(self._dtype).to(self._device))
+
+
+class AdaptedLinear:
+    """A linear layer to whose outputs the adapters of the pass add theirs."""
+
+    def __init__(self, base: Linear, deltas: dict[int, tuple[Delta, ...]], adapters: Adapters) -> None:
+        """`deltas`: what each adapter adds, by its number."""
+        self._base, self._deltas, self._adapters = base, deltas, adapters
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        out = self._base(x)
+        for number, rows in self._adapters.groups:
+            for first, down, up in self._deltas[number]:
+                added = up(down(x if rows is None else x.index_select(0, rows)))
+                part = out[:, first : first + added.shape[1]]
+                if rows is None:
+                    part.add_(added)
+                else:
+                    part.index_add_(0, rows, added)
+        return out
