@@ -257,3 +257,33 @@ class FrameSocketOffer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FrameSocketOffer: _TypeAlias = FrameSocketOffer  # noqa: Y015
+
+@_typing.final
+class Session(_message.Message):
+    """The session of a run: runs of one session, in turn or at once, count as one program where the order is decided."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """of the launch's tenant; "" none"""
+    parent: _builtins.str
+    """the session that this one belongs to; "" none"""
+    ends: _builtins.bool
+    """the session ends with this run"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        parent: _builtins.str = ...,
+        ends: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "id", b"id", "parent", b"parent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Session: _TypeAlias = Session  # noqa: Y015

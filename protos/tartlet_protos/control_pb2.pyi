@@ -370,6 +370,7 @@ class ProgramStart(_message.Message):
     ADOPTS_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """chosen by the runtime, unique on this stream"""
@@ -406,6 +407,10 @@ class ProgramStart(_message.Message):
     def lost(self) -> _common_pb2.Error:
         """with adopts: why the journal can't be run again; the program ends so"""
 
+    @_builtins.property
+    def session(self) -> _common_pb2.Session:
+        """the runs of a session count as one program"""
+
     def __init__(
         self,
         *,
@@ -427,11 +432,12 @@ class ProgramStart(_message.Message):
         adopts: _builtins.bool = ...,
         lost: _common_pb2.Error | None = ...,
         run: _builtins.bytes = ...,
+        session: _common_pb2.Session | None = ...,
         history: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "command_limit", b"command_limit", "durable", b"durable", "epoch", b"epoch", "handle", b"handle", "heard", b"heard", "history", b"history", "idempotency_key", b"idempotency_key", "lost", b"lost", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "pool", b"pool", "program_id", b"program_id", "run", b"run", "running", b"running", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "command_limit", b"command_limit", "durable", b"durable", "epoch", b"epoch", "handle", b"handle", "heard", b"heard", "history", b"history", "idempotency_key", b"idempotency_key", "lost", b"lost", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "pool", b"pool", "program_id", b"program_id", "run", b"run", "running", b"running", "session", b"session", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -968,6 +974,48 @@ class PoolOrder(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PoolOrder: _TypeAlias = PoolOrder  # noqa: Y015
+
+@_typing.final
+class EndSessionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    session: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        session: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndSessionRequest: _TypeAlias = EndSessionRequest  # noqa: Y015
+
+@_typing.final
+class EndSessionReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndSessionReply: _TypeAlias = EndSessionReply  # noqa: Y015
 
 @_typing.final
 class SetOrderRequest(_message.Message):

@@ -75,6 +75,11 @@ class ControlStub:
                 request_serializer=tartlet_dot_v1_dot_control__pb2.SetOrderRequest.SerializeToString,
                 response_deserializer=tartlet_dot_v1_dot_control__pb2.SetOrderReply.FromString,
                 _registered_method=True)
+        self.EndSession = channel.unary_unary(
+                '/tartlet.v1.Control/EndSession',
+                request_serializer=tartlet_dot_v1_dot_control__pb2.EndSessionRequest.SerializeToString,
+                response_deserializer=tartlet_dot_v1_dot_control__pb2.EndSessionReply.FromString,
+                _registered_method=True)
         self.FetchBlob = channel.unary_stream(
                 '/tartlet.v1.Control/FetchBlob',
                 request_serializer=tartlet_dot_v1_dot_control__pb2.BlobRequest.SerializeToString,
@@ -140,9 +145,16 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def FetchBlob(self, request, context):
+    def EndSession(self, request, context):
         """Tokenizers and sources by digest.
+        of the caller's tenant, once its last run has ended
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchBlob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -189,6 +201,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.SetOrder,
                     request_deserializer=tartlet_dot_v1_dot_control__pb2.SetOrderRequest.FromString,
                     response_serializer=tartlet_dot_v1_dot_control__pb2.SetOrderReply.SerializeToString,
+            ),
+            'EndSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSession,
+                    request_deserializer=tartlet_dot_v1_dot_control__pb2.EndSessionRequest.FromString,
+                    response_serializer=tartlet_dot_v1_dot_control__pb2.EndSessionReply.SerializeToString,
             ),
             'FetchBlob': grpc.unary_stream_rpc_method_handler(
                     servicer.FetchBlob,
@@ -412,6 +429,33 @@ class Control:
             '/tartlet.v1.Control/SetOrder',
             tartlet_dot_v1_dot_control__pb2.SetOrderRequest.SerializeToString,
             tartlet_dot_v1_dot_control__pb2.SetOrderReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tartlet.v1.Control/EndSession',
+            tartlet_dot_v1_dot_control__pb2.EndSessionRequest.SerializeToString,
+            tartlet_dot_v1_dot_control__pb2.EndSessionReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,8 +48,11 @@ class ControlStub:
     Resume: _grpc.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]
     SetOrder: _grpc.UnaryUnaryMultiCallable[_control_pb2.SetOrderRequest, _control_pb2.SetOrderReply]
     """of the programs on a pool's engines; they follow it at once"""
+    EndSession: _grpc.UnaryUnaryMultiCallable[_control_pb2.EndSessionRequest, _control_pb2.EndSessionReply]
+    """Tokenizers and sources by digest.
+    of the caller's tenant, once its last run has ended
+    """
     FetchBlob: _grpc.UnaryStreamMultiCallable[_control_pb2.BlobRequest, _common_pb2.BlobChunk]
-    """Tokenizers and sources by digest."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -70,8 +73,11 @@ class ControlAsyncStub(ControlStub):
     Resume: _aio.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]  # type: ignore[assignment]
     SetOrder: _aio.UnaryUnaryMultiCallable[_control_pb2.SetOrderRequest, _control_pb2.SetOrderReply]  # type: ignore[assignment]
     """of the programs on a pool's engines; they follow it at once"""
+    EndSession: _aio.UnaryUnaryMultiCallable[_control_pb2.EndSessionRequest, _control_pb2.EndSessionReply]  # type: ignore[assignment]
+    """Tokenizers and sources by digest.
+    of the caller's tenant, once its last run has ended
+    """
     FetchBlob: _aio.UnaryStreamMultiCallable[_control_pb2.BlobRequest, _common_pb2.BlobChunk]  # type: ignore[assignment]
-    """Tokenizers and sources by digest."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -139,12 +145,21 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         """of the programs on a pool's engines; they follow it at once"""
 
     @_abc_1.abstractmethod
+    def EndSession(
+        self,
+        request: _control_pb2.EndSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.EndSessionReply, _abc.Awaitable[_control_pb2.EndSessionReply]]:
+        """Tokenizers and sources by digest.
+        of the caller's tenant, once its last run has ended
+        """
+
+    @_abc_1.abstractmethod
     def FetchBlob(
         self,
         request: _control_pb2.BlobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_common_pb2.BlobChunk], _abc.AsyncIterator[_common_pb2.BlobChunk]]:
-        """Tokenizers and sources by digest."""
+    ) -> _typing.Union[_abc.Iterator[_common_pb2.BlobChunk], _abc.AsyncIterator[_common_pb2.BlobChunk]]: ...
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -101,6 +101,7 @@ class LaunchSpec(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     DEGRADE_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     inferlet: _builtins.str
@@ -137,6 +138,10 @@ class LaunchSpec(_message.Message):
         """W3C trace context"""
 
     @_builtins.property
+    def session(self) -> _common_pb2.Session:
+        """the runs of a session count as one program"""
+
+    @_builtins.property
     def capabilities(self) -> _common_pb2.Capabilities:
         """absent: the inferlet's, and none of a source that is launched"""
 
@@ -157,12 +162,13 @@ class LaunchSpec(_message.Message):
         trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         degrade: _builtins.bool = ...,
         pool: _builtins.str = ...,
+        session: _common_pb2.Session | None = ...,
         durability: _builtins.str = ...,
         capabilities: _common_pb2.Capabilities | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "limits", b"limits", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "limits", b"limits", "session", b"session", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "attach", b"attach", "capabilities", b"capabilities", "degrade", b"degrade", "durability", b"durability", "durable", b"durable", "idempotency_key", b"idempotency_key", "inferlet", b"inferlet", "limits", b"limits", "model", b"model", "pool", b"pool", "seed", b"seed", "source", b"source", "tenant", b"tenant", "tie", b"tie", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "attach", b"attach", "capabilities", b"capabilities", "degrade", b"degrade", "durability", b"durability", "durable", b"durable", "idempotency_key", b"idempotency_key", "inferlet", b"inferlet", "limits", b"limits", "model", b"model", "pool", b"pool", "seed", b"seed", "session", b"session", "source", b"source", "tenant", b"tenant", "tie", b"tie", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -120,6 +120,7 @@ def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb
         durability=spec.durability,
         capabilities=capabilities_to_proto(spec.capabilities),
         seed=seed_bytes(spec.seed),
+        session=_session(spec) if spec.session else None,
         trace=telemetry.inject(),
     )
 
@@ -127,6 +128,10 @@ def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb
 def capabilities_to_proto(given: Capabilities | None) -> common_pb2.Capabilities | None:
     """Convert capabilities; None stands for none that are given."""
     return None if given is None else common_pb2.Capabilities(http=given.http)
+
+
+def _session(spec: LaunchSpec) -> common_pb2.Session:
+    return common_pb2.Session(id=spec.session, parent=spec.parent_session, ends=spec.ends_session)
 
 
 def launches_to_proto(specs: Iterable[LaunchSpec], *, attach: bool, tie: bool) -> Iterator[programs_pb2.LaunchSpec]:

@@ -173,6 +173,9 @@ class LaunchSpec:
     durable: bool = True  # False: the same as durability "off"
     durability: str = ""  # "on", "degrade", "off" (`DURABILITIES`); "": the inferlet's, or else the runtime's
     capabilities: Capabilities | None = None  # None: those of the inferlet's entry, and none of a source
+    session: str = ""  # runs of one session count as one program where the order of programs is decided; "": none
+    parent_session: str = ""  # the session that this one belongs to
+    ends_session: bool = False  # the session ends with this run
     seed: bytes | int | None = None  # number or 16 bytes that decide the program's randomness; None: a random seed
 
     def __post_init__(self) -> None:
@@ -191,8 +194,10 @@ class LaunchSpec:
         if self.capabilities is not None:
             check_kind(Capabilities, capabilities=self.capabilities)
         check_kind(bool, durable=self.durable)
-        check_texts(durability=self.durability)
+        check_texts(durability=self.durability, session=self.session, parent_session=self.parent_session)
         check_durability(self.durability)
+        if self.parent_session and not self.session:
+            raise InvalidArgument(argument="parent_session", detail="there is no session", remedy="Give both.")
         if not self.durable and self.durability not in ("", "off"):
             detail = f"{self.durability!r} contradicts durable=False"
             raise InvalidArgument(argument="durability", detail=detail, remedy="Give one of them.")

@@ -201,6 +201,10 @@ class Client:
         """See `AsyncClient.delete`."""
         self._loop.do(self._client.delete(name, tenant=tenant))
 
+    def end_session(self, session: str, *, tenant: str = "") -> None:
+        """See `AsyncClient.end_session`."""
+        self._loop.do(self._client.end_session(session, tenant=tenant))
+
     def catalogue(self, *, tenant: str = "") -> Entries:
         """See `AsyncClient.catalogue`."""
         return self._loop.do(self._client.catalogue(tenant=tenant))

@@ -140,6 +140,9 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
 
     Drain = Resume = Cordon
 
+    async def EndSession(self, request: Any, context: Any) -> control_pb2.EndSessionReply:
+        return control_pb2.EndSessionReply()
+
     async def SetOrder(self, request: Any, context: Any) -> control_pb2.SetOrderReply:
         return control_pb2.SetOrderReply()
 

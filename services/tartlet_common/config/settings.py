@@ -108,6 +108,7 @@ class ControlSettings(_Settings):
     )
     program_commands: int = Field(4096, ge=1, le=1 << 20, description="commands that a program may have in flight")
     max_programs: int = Field(4096, ge=1, le=1 << 20, description="programs that control holds at once")
+    session_idle_s: float = Field(900.0, ge=1, description="seconds after which a session without a run ends")
     step_spans_per_s: int = Field(
         100, ge=0, le=1_000_000, description="spans of steps per second and engine, where traces are exported; 0: none"
     )

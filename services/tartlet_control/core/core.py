@@ -80,6 +80,7 @@ class Core:
             command_limit=settings.program_commands,
             started_s=clock.now(),
             weights=weights_of(settings.tenant_shares),
+            session_idle_s=settings.session_idle_s,
         )
         self.runtimes = runtimes = Runtimes(self.lifecycle, settings, clock)
         self.sessions = runtimes.sessions
@@ -362,6 +363,7 @@ class Core:
                 log.warning("engine %s did not come back", engine.id)
                 self.on_engine_gone(engine)
         self.rebuilder.expire(now)
+        self.lifecycle.accounts.expire(now)
         self.names.expire(self.runner.names.now_s)
         if now - self._checked_s >= _CHECK_EVERY_S:
             self._checked_s = now

@@ -22,7 +22,8 @@ from tartlet_common.errors.registry import (
 )
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.batching.batcher import Batcher
-from tartlet_control.order.book import Program
+from tartlet_control.order.accounts import Accounts
+from tartlet_control.order.sessions import ALONE, IDLE_S, Belonging
 from tartlet_control.order.shares import has_place
 from tartlet_control.order.sizes import History
 from tartlet_control.rebuild import swapping
@@ -65,6 +66,7 @@ class StartRequest:
     heard: int = 0  # how many of control's records its journal has
     adopts: bool = False
     lost: TartletError | None = None  # with `adopts`: why it can't begin again
+    belonging: Belonging = ALONE  # to a session
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class Lifecycle:
         command_limit: int,
         started_s: float = 0.0,
         weights: Mapping[str, float] | None = None,
+        session_idle_s: float = IDLE_S,
     ) -> None:
         """Begin without programs.
 
@@ -114,6 +117,7 @@ class Lifecycle:
         """Whether programs leave their rows to others."""
         self.history = History()
         """What past runs of each program used, for the order `gittins`."""
+        self.accounts = Accounts(self.history, session_idle_s)
         self.ending: dict[ProgramState, None] = {}  # ended well, with commands still to be executed
         self.started = 0
         self.ended = 0
@@ -155,7 +159,8 @@ class Lifecycle:
         program.created = self.started
         program.started_s = now
         key = (request.tenant, request.name, "")
-        program.account = Program(self.started, key, arrived_s=now, last_arrival_s=now)
+        program.belongs_to = request.belonging.session
+        program.account = self.accounts.begin(request.tenant, request.belonging, key, self.started, now)
         self.started += 1
         self.programs[program.id] = program
         self.ended_at.pop(program.id, None)  # of its run before
@@ -293,8 +298,8 @@ class Lifecycle:
             self._of_tenant[program.tenant] -= 1
             if not self._of_tenant[program.tenant]:
                 del self._of_tenant[program.tenant]
-            if program.killed is None and program.account.service_s:
-                self.history.ended(program.account.key, program.account.service_s, program.account.tokens)
+            killed = program.killed is not None
+            self.accounts.finish(program.tenant, program.belongs_to, program.account, killed=killed)
             journals, next_after = "", b""
             if program.answers is not None and settled is not None:
                 journals = program.journals or program.session.journals

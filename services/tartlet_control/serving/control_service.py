@@ -311,6 +311,16 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self._loop.changed()
         return control_pb2.SetOrderReply()
 
+    async def EndSession(  # noqa: N802
+        self, request: control_pb2.EndSessionRequest, context: Context
+    ) -> control_pb2.EndSessionReply:
+        """End a session of a tenant, once its last run has ended; a session that isn't there has ended."""
+        scope = scope_of(context)
+        tenant = request.tenant or scope.tenant or ""
+        if scope.allows(tenant):
+            self._core.lifecycle.accounts.end_session(tenant, request.session)
+        return control_pb2.EndSessionReply()
+
     async def Drain(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # noqa: N802
         """Cordon an engine, wait for its programs to end, and let it go.
 

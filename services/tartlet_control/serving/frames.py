@@ -9,6 +9,7 @@ from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.core.core import Core
 from tartlet_control.core.lifecycle import Kept, StartRequest
 from tartlet_control.core.runtimes.searches import Found
+from tartlet_control.order.sessions import Belonging
 from tartlet_control.serving.ends import BESIDE_BYTES, add_ends
 from tartlet_control.serving.specs import model_info
 from tartlet_control.tables.numbering import Numbering
@@ -117,6 +118,7 @@ def start_request(start: control_pb2.ProgramStart) -> StartRequest:
         heard=start.heard,
         adopts=start.adopts,
         lost=error_from_proto(start.lost),
+        belonging=Belonging(start.session.id, start.session.parent, start.session.ends),
     )
 
 

@@ -177,6 +177,8 @@ def _program(p: ProgramState, now: float, place: int) -> dict[str, Any]:
         "service_s": round(p.account.service_s, 6),
         "waited_s": round(p.account.wait_s(now, (q.thread for q in p.queues.values())), 6),
         "rank": place,
+        "session": p.belongs_to,
+        "session_tokens": p.account.tokens,
         "expected_tokens": left(p.account),
         "sampled_tokens": p.sampled_tokens,
         "input_tokens": p.input_tokens,

@@ -253,7 +253,7 @@ class ProgramState:
     """One running program: what it asked for, its queues, what it holds and what it has used."""
 
     __slots__ = (
-        "account", "alone", "answers", "asked_model", "awaits_history", "cached_tokens", "caches",
+        "account", "alone", "answers", "asked_model", "awaits_history", "belongs_to", "cached_tokens", "caches",
         "command_limit", "commands", "computed_tokens", "created", "deaths", "default_model", "dispatched",
         "end_asked", "epoch", "failed", "goes_on", "handle", "id", "idempotency_key", "imports", "in_flight",
         "input_tokens", "journals", "killed", "live", "name", "num_pages", "page_limit", "peak_pages", "places",
@@ -274,6 +274,7 @@ class ProgramState:
         self.name = ""
         self.page_limit = 0  # 0: all pages of the engine
         self.command_limit = 4096
+        self.belongs_to = ""  # the session whose account it shares; "" none
         self.account = book.Program(0)
         """What it used and waited for."""
         self.created = 0  # number in order of creation: contention ends the newest program

@@ -111,6 +111,8 @@ def _programs(backends: Backends, stopped: asyncio.Event) -> list[Operation]:
         ),
         Operation("GET", f"{one}/result", of(handlers.result), "Wait for a program's end.", query=wait),
         Operation("POST", f"{one}/messages", of(handlers.send), "Send a message to a program.", Message),
+        Operation("POST", "/v1/sessions", of(handlers.start_session), "Name a new session.", status=201),
+        Operation("DELETE", "/v1/sessions/{name}", of(handlers.end_session), "End a session."),
         Operation("GET", "/v1/inferlets", of(handlers.entries), "List the catalogue."),
         Operation("PUT", entry, of(handlers.put), "Put a program into the catalogue.", Entry, files=True),
         Operation("GET", entry, of(handlers.get), "Show a program of the catalogue with its source."),

@@ -31,6 +31,7 @@ from tartlet_gateway.runs.caller import caller_of
 from tartlet_gateway.runs.events import Called, Counted, Delta, Event, Finished, Reasoned, Refused
 from tartlet_gateway.runs.launch import closing
 from tartlet_gateway.runs.models import target
+from tartlet_gateway.runs.sessions import session_of
 
 HEADERS_S: Final = 10.0
 """A stream's status waits this long for the first event, so that an early error keeps its own status."""
@@ -85,7 +86,8 @@ class Completions:
         if chosen.inferlet:
             arguments = further_fields(request, body) | arguments
         durable = exchange.header(b"x-tartlet-durable") == b"1"
-        run = await backend.runs.start(chosen, arguments, durable=durable)
+        session = session_of(exchange.scope["headers"], msgspec.json.decode(body), caller.tenant)
+        run = await backend.runs.start(chosen, arguments, durable=durable, session=session)
         caller.program_id = run.program_id
         prefix = "chatcmpl" if self._form == "chat" else "cmpl"
         reply = Reply(

@@ -13,6 +13,7 @@ from tartlet_common.errors import registry as errors
 from tartlet_common.errors.registry import TartletError
 from tartlet_gateway.http.exchange import Exchange, Headers
 from tartlet_gateway.runs.events import Refused
+from tartlet_gateway.runs.sessions import BadSessionError
 
 JSON: Final = (b"content-type", b"application/json")
 MAX_MESSAGE_CHARS: Final = 2000
@@ -147,5 +148,7 @@ async def answering(exchange: Exchange) -> AsyncIterator[None]:
         yield
     except ApiError as e:
         await answer(exchange, e)
+    except BadSessionError as e:
+        await answer(exchange, ApiError(400, str(e), param=e.param))
     except TartletError as e:
         await answer(exchange, from_tartlet(e))

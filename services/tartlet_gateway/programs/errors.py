@@ -11,6 +11,7 @@ import msgspec
 from tartlet_common.errors.registry import TartletError
 from tartlet_gateway.http.exchange import Exchange
 from tartlet_gateway.openai.errors import ApiError, answer, from_tartlet
+from tartlet_gateway.runs.sessions import BadSessionError
 
 
 class TypedError(ApiError):
@@ -44,5 +45,7 @@ async def answering(exchange: Exchange) -> AsyncIterator[None]:
         yield
     except ApiError as e:
         await answer(exchange, e)
+    except BadSessionError as e:
+        await answer(exchange, ApiError(400, str(e), param=e.param))
     except TartletError as e:
         await answer(exchange, TypedError(e))

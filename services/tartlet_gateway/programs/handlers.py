@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +14,7 @@ from tartlet_gateway.programs.endpoint import Call
 from tartlet_gateway.programs.following import encoded, follow, offset_of
 from tartlet_gateway.programs.requests import Entry, Launch, Program, message_of, program_of
 from tartlet_gateway.programs.values import end_value, entry_value, event_value, info_value
+from tartlet_gateway.runs.sessions import own_session
 
 MAX_WAIT_S: Final = 300.0
 """How long a request may wait for a program's end."""
@@ -26,7 +28,8 @@ _PROGRAM: Final = msgspec.json.Decoder(Program)
 async def launch(call: Call) -> Answer | None:
     """Launch a program; with `stream` its events are the reply, with `tied` it ends when the client goes away."""
     request = await program_of(_LAUNCH, call.exchange.scope["headers"], call.content_type, call.body)
-    spec = request.spec((call.exchange.header(b"idempotency-key") or b"").decode("latin-1"))
+    session = request.in_session(call.exchange.scope["headers"], call.caller.tenant)
+    spec = request.spec(session, (call.exchange.header(b"idempotency-key") or b"").decode("latin-1"))
     call.caller.model = spec.model
     if request.tied:
         run = await call.client.run(spec=spec)
@@ -121,3 +124,15 @@ async def delete(call: Call) -> Answer:
     """Remove a program from the catalogue."""
     await call.client.delete(call.name)
     return 200, {"object": "inferlet", "name": call.name, "deleted": True}
+
+
+async def start_session(call: Call) -> Answer:
+    """Name a new session. It begins with its first run."""
+    del call
+    return 201, {"object": "session", "id": f"ses_{uuid.uuid4().hex}"}
+
+
+async def end_session(call: Call) -> Answer:
+    """End a session once its last run has ended."""
+    await call.client.end_session(own_session(call.caller.tenant, call.name).id)
+    return 200, {"object": "session", "id": call.name, "deleted": True}

@@ -14,6 +14,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 import tartlet
 from tartlet_gateway.openai.bodies import decoded
 from tartlet_gateway.openai.errors import ApiError
+from tartlet_gateway.runs.sessions import Session, own_session, session_of
 
 T = TypeVar("T", bound="Program")
 MAX_PARTS: Final = 8
@@ -60,11 +61,23 @@ class Launch(Program, kw_only=True):
     args: list[str] = []
     idempotency_key: str = ""
     seed: int | None = None
+    session: str = ""
+    parent_session: str = ""
     stream: bool = False
     tied: bool = False
 
-    def spec(self, key: str = "") -> tartlet.LaunchSpec:
-        """Return the launch.
+    def in_session(self, headers: Any, tenant: str | None) -> Session:
+        """Return the session that the body names, else the headers.
+
+        Raises:
+            BadSessionError: a name is too long.
+        """
+        if self.session:
+            return own_session(tenant, self.session, self.parent_session)
+        return session_of(headers, {}, tenant)
+
+    def spec(self, named: Session, key: str = "") -> tartlet.LaunchSpec:
+        """Return the launch, in the session that the request names.
 
         Raises:
             ApiError: 400, what to launch isn't said, or said twice.
@@ -85,6 +98,9 @@ class Launch(Program, kw_only=True):
             idempotency_key=self.idempotency_key or key,
             durability=self.durability,
             seed=self.seed,
+            session=named.id,
+            parent_session=named.parent,
+            ends_session=named.ends,
         )
 
 

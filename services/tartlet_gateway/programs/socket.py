@@ -19,6 +19,7 @@ from tartlet_gateway.programs.requests import Launch, Message
 from tartlet_gateway.programs.values import event_value
 from tartlet_gateway.runs.backends import Backends
 from tartlet_gateway.runs.caller import Caller, caller_of
+from tartlet_gateway.runs.sessions import BadSessionError
 
 GOING_AWAY: Final = 1012
 """The close code of a gateway that stops: connect again and attach behind the last event."""
@@ -61,7 +62,7 @@ class Socket:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         caller = caller_of(scope)
-        connection = _Connection(self._backends.of(caller).client, caller, receive, send)
+        connection = _Connection(self._backends.of(caller).client, caller, scope["headers"], receive, send)
         serving = asyncio.ensure_future(connection.serve())
         stopping = asyncio.ensure_future(self._stopped.wait())
         try:
@@ -79,7 +80,8 @@ class Socket:
 class _Connection:
     """One connection and the program that it follows, once there is one."""
 
-    def __init__(self, client: tartlet.AsyncClient, caller: Caller, receive: Receive, send: Send) -> None:
+    def __init__(self, client: tartlet.AsyncClient, caller: Caller, headers: Any, receive: Receive, send: Send) -> None:
+        self._headers = headers
         self._client = client
         self._caller = caller
         self._receive = receive
@@ -121,6 +123,8 @@ class _Connection:
     async def _take(self, text: str | bytes) -> None:
         try:
             await self._do(decoded(_decoder, text.encode() if isinstance(text, str) else text))
+        except BadSessionError as e:
+            await self._tell({"type": "error", **ApiError(400, str(e), param=e.param).body})
         except ApiError as e:
             await self._tell({"type": "error", **e.body})
         except TartletError as e:
@@ -146,7 +150,7 @@ class _Connection:
                 await self._client.kill(self._caller.program_id, frame.reason)
 
     async def _launched(self, program: Launch) -> tartlet.Run:
-        spec = program.spec()
+        spec = program.spec(program.in_session(self._headers, self._caller.tenant))
         if program.tied:
             return await self._client.run(spec=spec)
         return await self._client.attach((await self._client.launch(spec=spec)).program_id)

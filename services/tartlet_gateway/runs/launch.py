@@ -14,6 +14,7 @@ import tartlet
 from tartlet_common.errors.registry import InternalError, UnknownProgram
 from tartlet_gateway.runs.events import BadEventError, Called, Counted, Delta, Event, EventReader, Finished, Reasoned
 from tartlet_gateway.runs.models import Target
+from tartlet_gateway.runs.sessions import ALONE, Session
 
 MAX_ARGUMENT_BYTES: Final = 1 << 20
 """The longest request that goes as an argument; a longer one goes as messages of at most this length."""
@@ -40,7 +41,13 @@ class Runs:
         self._client = client
 
     async def start(
-        self, target: Target, arguments: dict[str, Any], *, durable: bool, own: str = "openai_chat.py"
+        self,
+        target: Target,
+        arguments: dict[str, Any],
+        *,
+        durable: bool,
+        own: str = "openai_chat.py",
+        session: Session = ALONE,
     ) -> tartlet.Run:
         """Launch what a request names; it ends when this side stops following it.
 
@@ -48,6 +55,7 @@ class Runs:
             target: the model, and the inferlet of the catalogue; without one the gateway's own runs.
             arguments: the request, as the inferlet's first argument in JSON.
             durable: keep a journal.
+            session: the session that the run belongs to.
             own: which of the gateway's inferlets runs if the target names none.
 
         Raises:
@@ -63,6 +71,9 @@ class Runs:
                 args=[argument.decode()],
                 model=target.model,
                 durable=durable,
+                session=session.id,
+                parent_session=session.parent,
+                ends_session=session.ends,
             )
         )
         if len(parts) > 1:

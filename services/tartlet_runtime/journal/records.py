@@ -31,8 +31,8 @@ RECORD_BYTES = _RECORD.size
 """Bytes of a record beside its data."""
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 _SHARED_FIELDS = (
-    "language", "filename", "args", "component", "name", "tenant", "model", "pool", "degrades", "tied", "grants",
-    "limits",
+    "language", "filename", "args", "component", "name", "tenant", "model", "pool", "degrades", "tied", "session",
+    "parent_session", "ends_session", "grants", "limits",
 )  # fmt: skip
 
 
@@ -68,6 +68,9 @@ class JournalHeader:
     pool: str = ""
     degrades: bool = False
     tied: bool = False  # the program ends when its client goes away
+    session: str = ""  # the runs of a session count as one program
+    parent_session: str = ""
+    ends_session: bool = False
     idempotency_key: str = ""
     grants: list[dict[str, Any]] = field(default_factory=list)  # what it may reach
     since_offset: int = 0  # events of its output when this journal began

@@ -43,6 +43,9 @@ class ProgramSpec:
     seeded: bool  # the launch asked for that seed
     tied: bool = False  # it ends when the client of its launch goes away
     grants: tuple[Grant, ...] = ()  # what it may reach: what all of them allow
+    session: str = ""  # the runs of a session count as one program
+    parent_session: str = ""
+    ends_session: bool = False
     trace: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -141,4 +141,7 @@ def spec_of(header: JournalHeader, defaults: ProgramLimits) -> ProgramSpec:
         seeded=True,
         tied=header.tied,
         grants=tuple(Grant.from_json(told) for told in header.grants),
+        session=header.session,
+        parent_session=header.parent_session,
+        ends_session=header.ends_session,
     )

@@ -88,6 +88,9 @@ class Recording:
             spec.pool,
             spec.degrades,
             spec.tied,
+            spec.session,
+            spec.parent_session,
+            spec.ends_session,
             spec.grants,
             spec.limits,
         )

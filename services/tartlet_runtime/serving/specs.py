@@ -55,6 +55,9 @@ def specify(
     for field in ("tenant", "idempotency_key", "model", "pool", "inferlet"):
         if len(getattr(asked, field).encode()) > MAX_NAME_BYTES:
             raise InvalidArgument(argument=field, detail=f"longer than {MAX_NAME_BYTES} bytes")
+    for field, text in (("session", asked.session.id), ("parent_session", asked.session.parent)):
+        if len(text.encode()) > MAX_NAME_BYTES:
+            raise InvalidArgument(argument=field, detail=f"longer than {MAX_NAME_BYTES} bytes")
     if len(asked.seed) not in (0, _SEED_BYTES):
         raise InvalidArgument(argument="seed", detail=f"{len(asked.seed)} bytes; {_SEED_BYTES} are wanted")
     mode = _durability(asked, durability)
@@ -78,6 +81,9 @@ def specify(
         seeded=bool(asked.seed),
         tied=asked.tie,
         grants=(Grant.of(LAUNCH, asked.capabilities.http),),
+        session=asked.session.id,
+        parent_session=asked.session.parent if asked.session.id else "",
+        ends_session=asked.session.ends,
         trace={
             key: value for key in _TRACE_KEYS if 0 < len((value := asked.trace.get(key, "")).encode()) <= MAX_NAME_BYTES
         },

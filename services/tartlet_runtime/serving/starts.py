@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tartlet_common.errors.registry import ControlLost, TartletError, Unavailable
-from tartlet_protos import control_pb2
+from tartlet_protos import common_pb2, control_pb2
 from tartlet_runtime.guests.native import NativeGuest
 from tartlet_runtime.program.program import Program
 from tartlet_runtime.program.recovered import RecoveredProgram
+from tartlet_runtime.program.spec import ProgramSpec
 
 START_TIMEOUT_S = 10.0
 """How long a launch waits for control before it is refused."""
@@ -30,6 +31,7 @@ def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramS
         idempotency_key=spec.idempotency_key,
         model=program.model if running else spec.model,
         pool=spec.pool,
+        session=_session_of(spec) if spec.session else None,
         command_limit=spec.limits.commands_in_flight,
         page_limit=spec.limits.pages,
         trace=spec.trace,
@@ -42,6 +44,10 @@ def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramS
         history=(running and bool(program.history)) or (adopts and is_whole),
         lost_state=running and bool(program.history),
     )
+
+
+def _session_of(spec: ProgramSpec) -> common_pb2.Session:
+    return common_pb2.Session(id=spec.session, parent=spec.parent_session, ends=spec.ends_session)
 
 
 def overdue(program: Program, age_s: float, away_s: float) -> TartletError | None:
