@@ -12,6 +12,7 @@ from tartlet_operator.api.pod_parts import ValueFrom, VolumeMount
 
 MODEL_DIR: Final = "MODEL_DIR"
 """The variable that tells the container of `model.init` where the checkpoint goes."""
+_ADAPTER_NAME: Final = "^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _SAFE_PATH: Final = r"!self.startsWith('/') && !self.split('/').exists(part, part == '..')"
 
 
@@ -64,6 +65,31 @@ class ModelImage(ApiModel):
     reference: Annotated[str, Field(min_length=1, max_length=1024)] = Field(description="Name of the image.")
     pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         default=None, description="When the image is pulled; unset: as Kubernetes does."
+    )
+
+
+class Adapter(ApiModel):
+    """A LoRA adapter of the model."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)] = Field(
+        description="Name that programs use.",
+        json_schema_extra=rules(
+            rule(
+                f"self.matches('{_ADAPTER_NAME}')",
+                "spec.model.adapters[].name must start with a letter or digit and hold only letters, digits, '.', '_' "
+                "and '-': rename the adapter",
+            )
+        ),
+    )
+    path: Annotated[str, Field(min_length=1, max_length=256)] = Field(
+        description="Its directory within the model's volume, as PEFT saves it.",
+        json_schema_extra=rules(
+            rule(
+                f"{_SAFE_PATH} && !self.contains(',')",
+                "spec.model.adapters[].path must be relative and without '..' and commas: give the adapter's directory "
+                "within the volume",
+            )
+        ),
     )
 
 
@@ -122,4 +148,15 @@ class Model(ApiModel):
     )
     image: ModelImage | None = Field(
         default=None, description="The checkpoint is in this image; needs Kubernetes 1.35, or the gate `ImageVolume`."
+    )
+    adapters: Annotated[list[Adapter], Field(max_length=64)] = Field(
+        default_factory=list,
+        description="LoRA adapters that each engine has beside the model (docs/adapters.md). Another list makes other "
+        "engines, which take over one after the other.",
+        json_schema_extra=rules(
+            rule(
+                "self.all(x, self.filter(y, y.name == x.name).size() == 1)",
+                "spec.model.adapters must not name an adapter twice: rename one",
+            )
+        ),
     )

@@ -207,6 +207,8 @@ def environment(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> l
     values |= {
         name: value for name, value in (("ATTENTION", engine.attention), ("GRAPHS", engine.graphs)) if value != "auto"
     }
+    if spec.model.adapters:
+        values["ADAPTERS"] = model_parts.adapters(spec.model)
     if engine.backend == "Torch":
         values["MODEL"] = model_parts.directory(spec.model)
     if defaults.tls_secret:

@@ -38,8 +38,16 @@ def directory(model: Model) -> str:
     In a shared volume the name holds a digest of the download, and appears when the checkpoint is whole. So an engine
     never finds another download's files, nor a part of its own's.
     """
-    at = f"{MODELS_DIR}/{_fetched(model)}" if shared(model) else MODELS_DIR
-    return f"{at}/{model.path}".rstrip("/")
+    return f"{_root(model)}/{model.path}".rstrip("/")
+
+
+def adapters(model: Model) -> str:
+    """Return the worker's setting `adapters`: NAME=DIRECTORY, separated by commas."""
+    return ",".join(f"{adapter.name}={_root(model)}/{adapter.path}" for adapter in model.adapters)
+
+
+def _root(model: Model) -> str:
+    return f"{MODELS_DIR}/{_fetched(model)}" if shared(model) else MODELS_DIR
 
 
 def init_command(model: Model, init: ModelInit) -> list[str]:

@@ -124,6 +124,15 @@ BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
     ),
     ("EnginePool", "a", {**FAKE, "replicas": -1}, "spec.replicas", "greater than or equal to 0"),
     ("EnginePool", "a", {"model": {**CLAIM, "path": "../etc"}}, "spec.model.path", "relative"),
+    *(
+        ("EnginePool", "a", {"model": {**CLAIM, "adapters": adapters}}, "spec.model.adapters", told)
+        for adapters, told in (
+            ([{"name": "a:b", "path": "a"}], "rename the adapter"),
+            ([{"name": "a", "path": "../a"}], "relative"),
+            ([{"name": "a", "path": "a,b=/c"}], "relative"),
+            ([{"name": "a", "path": "a"}, {"name": "a", "path": "b"}], "rename one"),
+        )
+    ),
     ("EnginePool", "a", {"model": {**CLAIM, "name": "-m"}}, "spec.model.name", "rename"),
     ("EnginePool", "a" * 60, FAKE, "metadata.name", "shorter name"),
     ("EnginePool", "a", {**FAKE, "drain": {"graceSeconds": 9999}}, "spec.drain.graceSeconds", "less than or equal"),

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tartlet_common.config.lists import named_directories
 from tartlet_common.config.load import load
 from tartlet_common.config.settings import OperatorSettings, WorkerSettings
 from tartlet_operator.api import EnginePool
@@ -65,6 +66,19 @@ def test_every_engine_field_reaches_the_worker() -> None:
     assert (s.num_embeds, s.num_slots, s.max_batch_tokens, s.max_batch_commands) == (100, 200, 300, 40)
     assert (s.threads, s.batch_invariant, s.drain_grace_s) == (5, True, 77)
     assert (s.control, s.engine_id, str(s.tls_certificate)) == ("c:7443", "pod-0", "/etc/tartlet/tls/tls.crt")
+
+
+def test_adapters_lie_beside_the_model_and_a_pool_without_any_says_nothing_of_them() -> None:
+    adapters = [{"name": "polite", "path": "demo/adapters/polite"}, {"name": "b", "path": "b"}]
+    fetched = {"name": "m", "path": "demo", "init": {"image": "i", "command": ["cp", "$(MODEL_DIR)"]}}
+    claimed = {**fetched, "init": {"command": ["cp", "$(MODEL_DIR)"]}, "volumeClaim": {"claimName": "c"}}
+    for model in (fetched, claimed):
+        s = settings_of(pool(model={**model, "adapters": adapters}))
+        assert s.model is not None
+        root = s.model.parent
+        assert named_directories(s.adapters) == {"polite": root / "demo/adapters/polite", "b": root / "b"}
+        names = {e["name"] for e in pod(pool(model=model))["containers"][0]["env"]}
+        assert "TARTLET_WORKER_ADAPTERS" not in names
 
 
 def test_a_fake_engine_has_no_model_to_load() -> None:
