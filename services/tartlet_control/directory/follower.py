@@ -15,6 +15,7 @@ from typing import Final
 
 from tartlet_common.clock import Clock
 from tartlet_control.core.core import Core
+from tartlet_control.directory.entries import PREFIXES
 from tartlet_control.directory.loading import Loader, Recalled
 from tartlet_control.directory.mirror import Mirror
 from tartlet_control.directory.store import Store, StoreAway, StoreLost, StoreTaken
@@ -61,6 +62,9 @@ class Follower:
         self._recalled = Recalled()
         self._held = core.placing.held
         self._loaded = False
+        self._loading: asyncio.Task[None] | None = None
+        self._named = asyncio.Event()
+        """Set once the names of an earlier control are known."""
         self._whole = False
         self._equal_s = self._checked_s = clock.now()
         self._recalled_s = self._equal_s
@@ -91,11 +95,15 @@ class Follower:
         return dict(self._held(beginning)) or self._recalled.held(beginning)
 
     async def load(self) -> None:
-        """Take over what an earlier control left, unless the store takes too long: then that happens later."""
-        with contextlib.suppress(StoreAway, TimeoutError):
-            async with asyncio.timeout(LOAD_S):
-                await self._load()
-        if not self._loaded:
+        """Take over what an earlier control left, but for the rows, which follow in the background.
+
+        If the store takes too long, all of that happens in the background.
+        """
+        self._loading = asyncio.create_task(self._load())
+        named = asyncio.create_task(self._named.wait())
+        await asyncio.wait((self._loading, named), timeout=LOAD_S, return_when=asyncio.FIRST_COMPLETED)
+        named.cancel()
+        if not self._named.is_set():
             log.warning("the directory can't be read yet; control begins without")
 
     async def run(self) -> None:
@@ -117,6 +125,9 @@ class Follower:
 
     async def close(self) -> None:
         """Write what has changed last, within a second."""
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
         with contextlib.suppress(StoreAway, StoreLost, StoreTaken, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 if self._whole:
@@ -125,7 +136,8 @@ class Follower:
 
     async def _follow(self) -> None:
         if not self._loaded:
-            await self._load()
+            loading, self._loading = self._loading, None
+            await (self._load() if loading is None else loading)
         if not self._whole or self._mirror.overflown:
             await self._rebuild()
         await self._flush()
@@ -136,8 +148,14 @@ class Follower:
     async def _load(self) -> None:
         loader = Loader(self._core, self._recalled)
         async for section, found in self._store.read():
+            if section.startswith(PREFIXES) and not self._named.is_set():
+                await loader.apply()
+                self._named.set()
             loader.add(section, found)
-        self.counters.left_out += await loader.apply()
+        if not self._named.is_set():
+            await loader.apply()
+            self._named.set()
+        self.counters.left_out += loader.finish()
         self._loaded = True
         self._recalled_s = self._clock.now()
 

@@ -73,7 +73,7 @@ class Recalled:
 
 
 class Loader:
-    """Collects the entries that are read, and applies them once all are there."""
+    """Collects the entries that are read, and applies them: names and places first, and rows once all are there."""
 
     def __init__(self, core: Core, recalled: Recalled) -> None:
         self._core = core
@@ -125,24 +125,25 @@ class Loader:
             raise BadEntry(f"more than {MOST_ENTRIES}")
         held[field] = value
 
-    async def apply(self) -> int:
-        """Take everything into the core, except what it knows better. Returns how many entries were left out."""
+    async def apply(self) -> None:
+        """Take names and the places of programs into the core, except for names that it has."""
         versions = []
         for each in self._versions():
             versions.append(each)
             await asyncio.sleep(0)  # a long context takes milliseconds
         for key, version in self._fitting(versions):
             self._core.names.put(key, version)
+        self._core.placing.homes = self._homes
+        log.info("the directory had %d names, and the places of %d programs", len(versions), len(self._homes))
+
+    def finish(self) -> int:
+        """Remember where rows were, and tell what was left out. Returns how many entries that were."""
         for engine_id, digests in self._rows.items():
             self._recalled.put(engine_id, np.sort(_words(b"".join(digests))))
-        self._core.placing.homes = self._homes
         for section, count in self._bad.items():
             log.warning("the directory: %d entries of %r make no sense and are left out: %s", count, section,
                         self._why[section])  # fmt: skip
-        log.info(
-            "the directory had %d names, the rows of %d engines and the places of %d programs",
-            len(versions), len(self._rows), len(self._homes),
-        )  # fmt: skip
+        log.info("the directory had %d rows of %d engines", self._num_rows, len(self._rows))
         return self._bad.total()
 
     def _versions(self) -> Iterator[tuple[Key, Version]]:

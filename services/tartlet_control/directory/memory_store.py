@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from tartlet_control.directory.store import Entries, Found, StoreLost, StoreTaken, grown
+from tartlet_control.directory.store import Entries, Found, StoreLost, StoreTaken, grown, reading_order
 
 _numbers = count(1)
 
@@ -31,8 +31,8 @@ class MemoryStore:
     async def read(self) -> AsyncIterator[tuple[str, Found]]:
         """Yield the entries of the live generation."""
         _, sections = self._shelf.generations.get(self._shelf.live, (0, {}))
-        for section, entries in list(sections.items()):
-            yield section, list(entries.items())
+        for section in reading_order(sections):
+            yield section, list(sections[section].items())
 
     async def begin(self) -> None:
         """Begin a generation."""

@@ -18,7 +18,7 @@ from tartlet_control.tables.engines import EngineState
 
 MOST_NOTED: Final = 1 << 16
 """Changes of one section that are noted between two looks."""
-MOST_OF_PART: Final = 512
+MOST_OF_PART: Final = 1024
 MOST_BYTES: Final = 1 << 20
 """A part with so many entries, or bytes of values, is written before others are read."""
 Part = tuple[str, list[Entry]]

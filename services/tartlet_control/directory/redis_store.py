@@ -10,13 +10,14 @@ Keys, of a release `R` (docs/operations.md has the table):
 from __future__ import annotations
 
 import logging
+import struct
 import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import redis.asyncio as redis
 
-from tartlet_control.directory.store import Entries, Found, StoreAway, StoreLost, StoreTaken, grown
+from tartlet_control.directory.store import Entries, Found, StoreAway, StoreLost, StoreTaken, grown, reading_order
 
 log = logging.getLogger("tartlet.control")
 
@@ -24,8 +25,10 @@ VERSION: Final = 1
 """Of the entries' form. A control reads no entries of another version."""
 KEPT_S: Final = 7 * 86_400
 """Redis forgets a directory that no control has written for so long, in seconds."""
-_CHUNK: Final = 512
+_CHUNK: Final = 1024
 """Entries of one script: Redis does nothing else meanwhile."""
+_GONE: Final = 0xFFFF_FFFF
+_LENGTHS: Final = struct.Struct("<II")
 _BEGIN: Final = """
 if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then redis.call('UNLINK', KEYS[1]) end
 for _, epoch in ipairs(redis.call('HVALS', KEYS[1])) do
@@ -52,9 +55,27 @@ return 1
 """
 _WRITE: Final = """
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return false end
-local sets = tonumber(ARGV[4])
-if sets > 0 then redis.call('HSET', KEYS[3], unpack(ARGV, 5, 4 + 2 * sets)) end
-if #ARGV > 4 + 2 * sets then redis.call('HDEL', KEYS[3], unpack(ARGV, 5 + 2 * sets)) end
+local sets, gone, data, at = {}, {}, ARGV[4], 1
+local function change()
+  if #sets > 0 then redis.call('HSET', KEYS[3], unpack(sets)) end
+  if #gone > 0 then redis.call('HDEL', KEYS[3], unpack(gone)) end
+  sets, gone = {}, {}
+end
+while at <= #data do
+  local field, value
+  field, value, at = struct.unpack('<I4I4', data, at)
+  local name = string.sub(data, at, at + field - 1)
+  at = at + field
+  if value == 0xFFFFFFFF then
+    gone[#gone + 1] = name
+  else
+    sets[#sets + 1] = name
+    sets[#sets + 1] = string.sub(data, at, at + value - 1)
+    at = at + value
+  end
+  if #sets + #gone > 1000 then change() end
+end
+change()
 redis.call('SADD', KEYS[2], ARGV[3])
 redis.call('EXPIRE', KEYS[2], ARGV[2])
 redis.call('EXPIRE', KEYS[3], ARGV[2])
@@ -102,8 +123,8 @@ class RedisStore:
                 return
             generation = live.decode("utf-8", "surrogateescape")
             smembers: Callable[..., Any] = self._client.smembers
-            for section in await smembers(f"{self._root}{generation}:sections"):
-                name = section.decode("utf-8", "surrogateescape")
+            sections = await smembers(f"{self._root}{generation}:sections")
+            for name in reading_order(section.decode("utf-8", "surrogateescape") for section in sections):
                 async for chunk in self._scan(self._key(generation, name)):
                     yield name, chunk
         except redis.BusyLoadingError as e:
@@ -134,24 +155,13 @@ class RedisStore:
             raise StoreLost
 
     async def write(self, section: str, entries: Entries) -> None:
-        """Set and delete entries; the scripts of all chunks travel together."""
-        keys = self._keys(section)
-        pipeline = self._client.pipeline(transaction=False)
-        evaluate: Callable[..., Any] = pipeline.eval
+        """Set and delete entries."""
         for at in range(0, len(entries), _CHUNK):
-            chunk = entries[at : at + _CHUNK]
-            args: list[Any] = [part for name, value in chunk if value is not None for part in (name, value)]
-            gone = [name for name, value in chunk if value is None]
-            head = (self._generation, KEPT_S, section, len(args) // 2)
-            evaluate(_WRITE, len(keys), *keys, *head, *args, *gone)
-        try:
-            sizes = await pipeline.execute()
-        except (redis.RedisError, OSError) as e:
-            raise StoreAway(str(e)) from e
-        if None in sizes:
-            raise StoreLost
-        if sizes:
-            self._sizes[section] = int(sizes[-1])
+            data = _packed(entries[at : at + _CHUNK])
+            size = await self._run(_WRITE, self._keys(section), self._generation, KEPT_S, section, data)
+            if size is None:
+                raise StoreLost
+            self._sizes[section] = int(size)
 
     async def drop(self, section: str) -> None:
         """Delete a section."""
@@ -186,3 +196,14 @@ class RedisStore:
             return await evaluate(script, len(keys), *keys, *args)
         except (redis.RedisError, OSError) as e:
             raise StoreAway(str(e)) from e
+
+
+def _packed(entries: Entries) -> bytes:
+    """Return entries as `_WRITE` takes them: the lengths of field and value, then both. One argument costs least."""
+    parts: list[bytes] = []
+    for name, value in entries:
+        if value is None:
+            parts += (_LENGTHS.pack(len(name), _GONE), name)
+        else:
+            parts += (_LENGTHS.pack(len(name), len(value)), name, value)
+    return b"".join(parts)

@@ -6,7 +6,7 @@ is there, writes all entries, and makes it live. So a control that dies meanwhil
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Protocol
 
 Entry = tuple[bytes, bytes | None]
@@ -31,7 +31,7 @@ class Store(Protocol):
     """Holds the entries of one release."""
 
     def read(self) -> AsyncIterator[tuple[str, Found]]:
-        """Yield the entries of the live generation with their section, some at a time.
+        """Yield the entries of the live generation with their section, some at a time, in `reading_order`.
 
         Raises:
             StoreAway: it doesn't answer.
@@ -77,6 +77,16 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Close connections."""
+
+
+def reading_order(sections: Iterable[str]) -> list[str]:
+    """Return sections in the order in which they are read: those of single engines, which are long, last.
+
+    Example:
+        >>> reading_order(["prefixes/e", "names", "contexts"])
+        ['contexts', 'names', 'prefixes/e']
+    """
+    return sorted(sections, key=lambda section: ("/" in section, section))
 
 
 def grown(sizes: Mapping[str, int]) -> dict[str, int]:

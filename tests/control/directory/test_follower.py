@@ -27,6 +27,7 @@ BIG = replace(OPTIONS, num_pages=512, num_embeds=2048, num_slots=512)
 async def following(host: Host, shelf: Shelf, epoch: int = 1) -> AsyncIterator[Follower]:
     follower = Follower(host.core, MemoryStore(shelf, epoch), SystemClock())
     await follower.load()
+    await until(lambda: follower.loaded)
     task = asyncio.create_task(follower.run())
     try:
         yield follower

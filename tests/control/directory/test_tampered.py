@@ -39,7 +39,8 @@ async def loaded(shelf: Shelf, **settings: Any) -> tuple[Host, Follower]:
     host = Host(BIG, **settings)
     follower = Follower(host.core, MemoryStore(shelf, 2), SystemClock())
     await follower.load()
-    assert follower.loaded
+    await until(lambda: follower.loaded)
+    await follower.close()
     return host, follower
 
 
