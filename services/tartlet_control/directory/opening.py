@@ -8,11 +8,8 @@ from tartlet_common.clock import Clock
 from tartlet_common.errors.registry import InvalidConfig
 from tartlet_control.core.core import Core
 from tartlet_control.directory.follower import Follower
-from tartlet_control.directory.redis_store import RedisStore
+from tartlet_control.directory.redis_store import ANSWER_S, RedisStore
 from tartlet_control.lease.redis_client import SCHEMES, check_no_password, make_client
-
-ANSWER_S = 1.0
-"""A Redis that takes longer to answer counts as away, in seconds."""
 
 
 def follower_of(core: Core, clock: Clock) -> Follower:
@@ -28,5 +25,5 @@ def follower_of(core: Core, clock: Clock) -> Follower:
         detail = f"directory_url begins with {scheme}://; {', '.join(SCHEMES)} are known"
         raise InvalidConfig(role="control", detail=detail, remedy="Use redis://HOST:PORT or rediss://HOST:PORT.")
     check_no_password(url, "directory")
-    client = make_client(url, settings.directory_password_file, settings.directory_ca_file, ANSWER_S, repeat=False)
+    client = make_client(url, settings.directory_password_file, settings.directory_ca_file, ANSWER_S, bare=True)
     return Follower(core, RedisStore(client, settings.directory_release, core.epoch), clock)

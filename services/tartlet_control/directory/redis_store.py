@@ -9,6 +9,7 @@ Keys, of a release `R` (docs/operations.md has the table):
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import struct
 import uuid
@@ -25,6 +26,7 @@ VERSION: Final = 1
 """Of the entries' form. A control reads no entries of another version."""
 KEPT_S: Final = 7 * 86_400
 """Redis forgets a directory that no control has written for so long, in seconds."""
+ANSWER_S: Final = 1.0
 _CHUNK: Final = 1024
 """Entries of one script: Redis does nothing else meanwhile."""
 _GONE: Final = 0xFFFF_FFFF
@@ -104,9 +106,13 @@ return found
 class RedisStore:
     """One control's view of the directory of a release."""
 
-    def __init__(self, client: redis.Redis, release: str, epoch: int) -> None:
-        """Use a connection that repeats no command. `release` tells the directories in one Redis apart."""
+    def __init__(self, client: redis.Redis, release: str, epoch: int, answer_s: float = ANSWER_S) -> None:
+        """Use a client that neither bounds nor repeats commands.
+
+        `release` tells the directories in one Redis apart. A Redis that takes longer than `answer_s` counts as away.
+        """
         self._client = client
+        self._answer_s = answer_s
         self._epoch = epoch
         self._root = f"tartlet:directory:{VERSION}:{{{release}}}:"
         self._live = f"{self._root}live"
@@ -116,32 +122,26 @@ class RedisStore:
 
     async def read(self) -> AsyncIterator[tuple[str, Found]]:
         """Yield the entries of the live generation."""
-        try:
-            get: Callable[..., Any] = self._client.get
-            live = await get(self._live)
-            if live is None:
-                return
-            generation = live.decode("utf-8", "surrogateescape")
-            smembers: Callable[..., Any] = self._client.smembers
-            sections = await smembers(f"{self._root}{generation}:sections")
-            for name in reading_order(section.decode("utf-8", "surrogateescape") for section in sections):
-                async for chunk in self._scan(self._key(generation, name)):
-                    yield name, chunk
-        except redis.BusyLoadingError as e:
-            raise StoreAway(str(e)) from e
-        except redis.ResponseError as e:  # another program uses the same keys for something else
-            log.warning("the directory can't be read: %s", e)
-        except (redis.RedisError, OSError) as e:
-            raise StoreAway(str(e)) from e
+        live = await self._read("get", self._live)
+        if live is None:
+            return
+        generation = live.decode("utf-8", "surrogateescape")
+        sections = await self._read("smembers", f"{self._root}{generation}:sections") or ()
+        for name in reading_order(section.decode("utf-8", "surrogateescape") for section in sections):
+            cursor, key = 0, self._key(generation, name)
+            while True:
+                cursor, found = await self._read("hscan", key, cursor, count=_CHUNK) or (0, {})
+                yield name, list(found.items())
+                if not cursor:
+                    break
 
-    async def _scan(self, key: bytes) -> AsyncIterator[Found]:
-        cursor = 0
-        hscan: Callable[..., Any] = self._client.hscan
-        while True:
-            cursor, found = await hscan(key, cursor, count=_CHUNK)
-            yield list(found.items())
-            if not cursor:
-                return
+    async def _read(self, name: str, *args: Any, **options: Any) -> Any:
+        """Return what a command reads; None if another program uses the key for something else."""
+        try:
+            return await self._call(name, *args, **options)
+        except redis.ResponseError as e:
+            log.warning("the directory can't be read: %s", e)
+            return None
 
     async def begin(self) -> None:
         """Begin a generation."""
@@ -191,11 +191,21 @@ class RedisStore:
         return f"{self._root}{generation}/{section}".encode("utf-8", "surrogateescape")
 
     async def _run(self, script: str, keys: list[Any], *args: Any) -> Any:
-        evaluate: Callable[..., Any] = self._client.eval
         try:
-            return await evaluate(script, len(keys), *keys, *args)
-        except (redis.RedisError, OSError) as e:
+            return await self._call("eval", script, len(keys), *keys, *args)
+        except redis.ResponseError as e:  # it has no room
             raise StoreAway(str(e)) from e
+
+    async def _call(self, name: str, *args: Any, **options: Any) -> Any:
+        command: Callable[..., Any] = getattr(self._client, name)
+        try:
+            async with asyncio.timeout(self._answer_s):
+                return await command(*args, **options)
+        except redis.ResponseError:
+            raise
+        except (redis.RedisError, OSError) as e:  # a timeout is an OSError
+            await self._client.connection_pool.disconnect()
+            raise StoreAway(str(e) or f"no answer in {self._answer_s} s") from e
 
 
 def _packed(entries: Entries) -> bytes:

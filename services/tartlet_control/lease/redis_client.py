@@ -28,7 +28,7 @@ def check_no_password(url: str, setting: str) -> None:
 
 
 def make_client(
-    url: str, password_file: Path | None, authority: Path | None, timeout_s: float, *, repeat: bool = True
+    url: str, password_file: Path | None, authority: Path | None, timeout_s: float, *, bare: bool = False
 ) -> redis.Redis:
     """Make a client that connects at its first command.
 
@@ -37,11 +37,12 @@ def make_client(
         password_file: holds the password; None: there is none.
         authority: PEM certificate of the CA that signed Redis's certificate; None: the system's CAs.
         timeout_s: seconds that Redis may take to connect, and to answer.
-        repeat: whether a command may be sent again on another connection.
+        bare: the caller bounds and repeats each command. Python 3.11's `wait_for`, with which the client bounds them,
+            may lose that a task was cancelled.
     """
     options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-    if not repeat:
-        options["retry"] = Retry(NoBackoff(), 0)
+    if bare:
+        options |= {"socket_timeout": None, "retry": Retry(NoBackoff(), 0)}
     if password_file is not None:
         options["password"] = password_file.read_text().strip()
     if urlsplit(url).scheme == "rediss" and authority is not None:

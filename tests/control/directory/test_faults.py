@@ -159,8 +159,8 @@ class Disturbed:
         await asyncio.sleep(0.05)
 
     def store(self) -> RedisStore:
-        client = make_client(self.server.url, None, None, ANSWER_S, repeat=False)
-        return RedisStore(client, self.name, self.moments)
+        client = make_client(self.server.url, None, None, ANSWER_S, bare=True)
+        return RedisStore(client, self.name, self.moments, ANSWER_S)
 
     def send(self, number: signal.Signals) -> None:
         assert self.server.process is not None

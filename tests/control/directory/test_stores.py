@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import redis
 
 from tartlet_control.directory.memory_store import MemoryStore, Shelf
 from tartlet_control.directory.redis_store import RedisStore
-from tartlet_control.directory.store import Store, StoreAway, StoreLost, StoreTaken
+from tartlet_control.directory.store import Entry, Store, StoreAway, StoreLost, StoreTaken
 from tartlet_control.lease.redis_client import make_client
 from tests.redis_server import RedisServer, redis_server
 
@@ -35,7 +37,7 @@ async def stores(server: RedisServer | None, release: str = "here") -> AsyncIter
     async with contextlib.AsyncExitStack() as stack:
 
         def make(epoch: int) -> Store:
-            store = RedisStore(make_client(server.url, None, None, 1.0, repeat=False), release, epoch)
+            store = RedisStore(make_client(server.url, None, None, 1.0, bare=True), release, epoch)
             stack.push_async_callback(store.close)
             return store
 
@@ -104,7 +106,7 @@ async def takes_no_writes_of_an_earlier_control(make: Make) -> None:
 
 async def test_redis_that_was_emptied_in_part_or_whole_is_noticed(server: RedisServer) -> None:
     client = redis.Redis.from_url(server.url)
-    store = RedisStore(make_client(server.url, None, None, 1.0, repeat=False), "emptied", 1)
+    store = RedisStore(make_client(server.url, None, None, 1.0, bare=True), "emptied", 1)
     patterns = ["*emptied*/names", "*emptied*:live", "*emptied*:generations", "*emptied*"]
     for pattern in patterns:
         await store.begin()
@@ -126,7 +128,7 @@ async def test_keys_that_others_use_are_no_directory_and_no_generation_stays_beh
     root = "tartlet:directory:1:{taken}:"
     client.rpush(f"{root}live", "x")
     client.rpush(f"{root}generations", "x")
-    store = RedisStore(make_client(server.url, None, None, 1.0, repeat=False), "taken", 1)
+    store = RedisStore(make_client(server.url, None, None, 1.0, bare=True), "taken", 1)
     assert await content(store) == {}
     for _ in range(3):
         await store.begin()
@@ -141,7 +143,7 @@ async def test_keys_that_others_use_are_no_directory_and_no_generation_stays_beh
 
 async def test_a_redis_without_room_or_without_an_answer_is_away(tmp_path: Path) -> None:
     with redis_server(tmp_path / "small", "--maxmemory", "2mb") as small:
-        store = RedisStore(make_client(small.url, None, None, 0.2, repeat=False), "small", 1)
+        store = RedisStore(make_client(small.url, None, None, 0.2, bare=True), "small", 1, answer_s=0.5)
         await store.begin()
         with pytest.raises(StoreAway):
             await store.write("contexts", [(b"%d" % i, bytes(1 << 17)) for i in range(64)])
@@ -152,3 +154,23 @@ async def test_a_redis_without_room_or_without_an_answer_is_away(tmp_path: Path)
         with pytest.raises(StoreAway):
             await content(store)
         await store.close()
+
+
+async def test_a_write_that_is_cancelled_at_any_moment_ends(server: RedisServer) -> None:
+    pick = random.Random(52)
+    rows: list[Entry] = [(pick.randbytes(16), b"") for _ in range(1024)]
+    for _ in range(60):
+        store = RedisStore(make_client(server.url, None, None, 1.0, bare=True), "cancelled", 1)
+        await store.begin()
+        writes = asyncio.create_task(forever(store, rows))
+        await asyncio.sleep(pick.uniform(0, 0.01))
+        writes.cancel()
+        done, _ = await asyncio.wait((writes,), timeout=20)
+        assert done
+        assert writes.cancelled()
+        await store.close()
+
+
+async def forever(store: Store, rows: list[Entry]) -> None:
+    while True:
+        await store.write("prefixes/e", rows)
