@@ -19,8 +19,8 @@ START_S = 10.0
 class RedisServer:
     """The machine's redis-server on a Unix socket in a directory of its own, which a death doesn't empty."""
 
-    def __init__(self) -> None:
-        """Find the program.
+    def __init__(self, *options: str) -> None:
+        """Find the program; `options` are more flags.
 
         Raises:
             RuntimeError: there is none.
@@ -29,6 +29,7 @@ class RedisServer:
         if program is None:
             raise RuntimeError("there is no redis-server: apt-get install redis-server")
         self._program = program
+        self._options = options
         self._directory = Path(tempfile.mkdtemp(prefix="tt-"))
         self._socket = self._directory / "redis.sock"
         self._process: subprocess.Popen[bytes] | None = None
@@ -58,7 +59,7 @@ class RedisServer:
         """
         flags = ["--port", "0", "--unixsocket", str(self._socket), "--dir", str(self._directory), "--save", ""]
         flags += ["--logfile", "redis.log", "--appendonly", "yes", "--appendfsync", "always"]
-        command = [self._program, *flags, "--maxmemory-policy", "noeviction"]
+        command = [self._program, *flags, "--maxmemory-policy", "noeviction", *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         _wait(self._socket, self._process)
 
@@ -71,13 +72,13 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server() -> Iterator[str]:
-    """Start a redis-server; yields its URL.
+def redis_server(*options: str) -> Iterator[str]:
+    """Start a redis-server, with more flags; yields its URL.
 
     Raises:
         RuntimeError: there is none, or it doesn't start.
     """
-    with RedisServer() as server:
+    with RedisServer(*options) as server:
         yield server.url
 
 

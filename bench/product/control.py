@@ -2,6 +2,8 @@
 
 from tartlet_control.core.core import Core as Core
 from tartlet_control.core.lifecycle import StartRequest as StartRequest
+from tartlet_control.directory.follower import Follower as Follower
+from tartlet_control.directory.opening import follower_of as follower_of
 from tartlet_control.order.orders import Order as Order
 from tartlet_control.simulation.compare import known as known
 from tartlet_control.simulation.costs import Costs as Costs
@@ -9,6 +11,11 @@ from tartlet_control.simulation.load import Trace as Trace
 from tartlet_control.simulation.load import generate as generate
 from tartlet_control.simulation.load import spaced as spaced
 from tartlet_control.simulation.loop import simulate as simulate
+from tartlet_control.tables.engines import EngineState as EngineState
+from tartlet_control.tables.ledger import PAGES as PAGES
+from tartlet_control.tables.lineage import chain as chain
+from tartlet_control.tables.lineage import root_of as root_of
+from tartlet_control.tables.page_tables import PageTable as PageTable
 
 SIMULATED = "simulated"
 BATCHING = "batching"

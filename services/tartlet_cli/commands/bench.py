@@ -19,6 +19,7 @@ BENCHMARKS = {  # name: (module, what it measures)
     "batching": ("batching", "batching policies under load"),
     "orders": ("orders", "orders of programs on a real engine, beside the simulation"),
     "journals": ("journals", "what journals cost, in files and in Redis"),
+    "directory": ("directory", "the page directory in Redis: memory, speed, and the time to write it anew"),
     "chaos": ("survival.chaos", "200 durable programs while processes are killed at random"),
     "contexts": ("survival.contexts", "32k-token contexts on a real engine, and contexts made again"),
     "pauses": ("survival.pauses", "how long programs stand still when a process is killed"),

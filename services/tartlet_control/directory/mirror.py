@@ -93,8 +93,10 @@ class Mirror:
         changes = self._rows[engine] = Changes()
         engine.prefixes.on_change = changes.add
         engine.on_seat = self._programs.add
-        for digest in engine.prefixes:
-            changes.add(digest)
+        changes.overflown = len(engine.prefixes) > MOST_NOTED
+        if not changes.overflown:
+            for digest in engine.prefixes:
+                changes.add(digest)
         for program_id in engine.program_ids:
             self._programs.add(program_id)
 

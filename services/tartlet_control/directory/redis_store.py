@@ -83,6 +83,15 @@ redis.call('EXPIRE', KEYS[2], ARGV[2])
 redis.call('EXPIRE', KEYS[3], ARGV[2])
 return redis.call('HLEN', KEYS[3])
 """
+_SCAN: Final = """
+local found = redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2])
+local data = {}
+for i = 1, #found[2], 2 do
+  local name, value = found[2][i], found[2][i + 1]
+  data[#data + 1] = struct.pack('<I4I4', #name, #value) .. name .. value
+end
+return {found[1], table.concat(data)}
+"""
 _DROP: Final = """
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return false end
 redis.call('UNLINK', KEYS[3])
@@ -130,8 +139,9 @@ class RedisStore:
         for name in reading_order(section.decode("utf-8", "surrogateescape") for section in sections):
             cursor, key = 0, self._key(generation, name)
             while True:
-                cursor, found = await self._read("hscan", key, cursor, count=_CHUNK) or (0, {})
-                yield name, list(found.items())
+                told, data = await self._read("eval", _SCAN, 1, key, cursor, _CHUNK) or (b"0", b"")
+                yield name, _unpacked(data)
+                cursor = int(told)
                 if not cursor:
                     break
 
@@ -206,6 +216,19 @@ class RedisStore:
         except (redis.RedisError, OSError) as e:  # a timeout is an OSError
             await self._client.connection_pool.disconnect()
             raise StoreAway(str(e) or f"no answer in {self._answer_s} s") from e
+
+
+def _unpacked(data: bytes) -> Found:
+    """Return the entries that `_SCAN` tells."""
+    found: Found = []
+    at = 0
+    while at < len(data):
+        name, value = _LENGTHS.unpack_from(data, at)
+        at += _LENGTHS.size
+        end = at + name + value
+        found.append((data[at : at + name], data[at + name : end]))
+        at = end
+    return found
 
 
 def _packed(entries: Entries) -> bytes:
