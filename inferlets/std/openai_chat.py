@@ -207,7 +207,8 @@ async def complete(
     """Generate the choices of one prompt, numbered from `first`."""
     seed = request.get("seed")
     choices = request.get("n", 1)
-    async with Context(model, seed=None if seed is None else seed % (1 << 64)) as ctx:
+    seed = None if seed is None else seed % (1 << 64)
+    async with Context(model, seed=seed, adapter=request.get("adapter")) as ctx:
         ctx.fill_tokens(tokens)
         branches = [ctx] if choices == 1 else ctx.fork(choices)
         if request.get("echo"):

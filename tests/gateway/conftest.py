@@ -37,7 +37,8 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def gateway() -> Iterator[Gateway]:
     port = free_port()
-    with run_directory() as directory, serving(directory, http=f"127.0.0.1:{port}") as server:
+    adapters = {"TARTLET_WORKER_ADAPTERS": "loud=/none, terse=/none"}  # a fake engine reads no files
+    with run_directory() as directory, serving(directory, http=f"127.0.0.1:{port}", **adapters) as server:
         yield Gateway(server, port)
 
 

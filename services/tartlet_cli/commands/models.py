@@ -10,7 +10,7 @@ import click
 from tartlet_cli.console.calls import with_client
 from tartlet_cli.console.options import json_option, server_option
 
-STATE: Final = ("ready", "standby", "engines")
+STATE: Final = ("ready", "standby", "engines", "adapters")
 
 
 @click.command()
@@ -33,11 +33,14 @@ def models(server: str | None, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    rows: list[tuple[str, ...]] = [("MODEL", "READY", "ENGINES", "DEVICE", "DTYPE", "PAGE SIZE", "PAGES", "FREE")]
+    rows: list[tuple[str, ...]] = [
+        ("MODEL", "READY", "ENGINES", "DEVICE", "DTYPE", "PAGE SIZE", "PAGES", "FREE", "ADAPTERS")
+    ]
     for model in found:
         keys = ("name", "engines", "device", "dtype", "page_size", "pages", "free_pages")
         name, *others = (str(model[k]) for k in keys)
-        rows.append((name, "standby" if model["standby"] else "yes" if model["ready"] else "no", *others))
+        adapters = ", ".join(model["adapters"]) or "-"
+        rows.append((name, "standby" if model["standby"] else "yes" if model["ready"] else "no", *others, adapters))
     click.echo(columns(rows))
 
 

@@ -65,6 +65,7 @@ def _model(m: ServedModel, core: Core, reach: Reach | None) -> dict[str, Any]:
     engines = m.engines if reach is None else m.usable(reach)
     told["placement"] = core.placing.policy(m).name
     told |= {"engines": len(engines), "ready": any(e.status == "ready" for e in engines)}
+    told["adapters"] = [adapter.name for adapter in m.spec.adapters]
     return told | {"max_position": m.spec.max_position, "standby": core.models.stands_by(m)}
 
 

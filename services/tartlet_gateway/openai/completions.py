@@ -85,6 +85,8 @@ class Completions:
         chosen = target(request.model, await backend.models.list())
         if chosen.inferlet:
             arguments = further_fields(request, body) | arguments
+        if chosen.adapter:
+            arguments |= {"adapter": chosen.adapter}
         durable = exchange.header(b"x-tartlet-durable") == b"1"
         session = session_of(exchange.scope["headers"], msgspec.json.decode(body), caller.tenant)
         run = await backend.runs.start(chosen, arguments, durable=durable, session=session)

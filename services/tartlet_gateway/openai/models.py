@@ -11,7 +11,7 @@ from tartlet_gateway.http.exchange import Exchange
 from tartlet_gateway.openai.errors import JSON, ApiError, answering
 from tartlet_gateway.runs.backends import Backends
 from tartlet_gateway.runs.caller import caller_of
-from tartlet_gateway.runs.models import ServedModel
+from tartlet_gateway.runs.models import ServedModel, adapted
 
 
 class ModelsEndpoint:
@@ -29,7 +29,7 @@ class ModelsEndpoint:
             there = await models.list()
             window = {model.name: model.max_position for model in there}
             offered = [ServedModel(n, True, window[n.rpartition("/")[0]]) for n in await models.inferlets()]
-            there = [*there, *offered]
+            there = [*there, *adapted(there), *offered]
             answer = listed(there) if name is None else shown(name, there)
             await exchange.reply(200, msgspec.json.encode(answer), [JSON])
 

@@ -25,13 +25,15 @@ class ServedModel(NamedTuple):
     name: str
     ready: bool
     max_position: int
+    adapters: tuple[str, ...] = ()
 
 
 class Target(NamedTuple):
-    """What runs for a request: a model, and an inferlet of the catalogue ("" for the gateway's own)."""
+    """What runs for a request: a model, an inferlet of the catalogue ("" for the gateway's own), and a LoRA adapter."""
 
     model: str
     inferlet: str
+    adapter: str = ""
 
 
 def served(control_state: Mapping[str, Any]) -> list[ServedModel]:
@@ -40,12 +42,15 @@ def served(control_state: Mapping[str, Any]) -> list[ServedModel]:
     for entry in control_state.get("models", ()):
         if not entry.get("standby"):
             name = str(entry["name"])
-            models.setdefault(name, ServedModel(name, bool(entry["ready"]), int(entry.get("max_position", 0))))
+            window, adapters = int(entry.get("max_position", 0)), tuple(entry.get("adapters", ()))
+            models.setdefault(name, ServedModel(name, bool(entry["ready"]), window, adapters))
     return list(models.values())
 
 
 def target(asked: str, models: list[ServedModel]) -> Target:
     """Return what a request's `model` names: a model, else MODEL/INFERLET split at the last slash.
+
+    In both places MODEL:ADAPTER, split at the last colon, names a LoRA adapter of the model.
 
     Args:
         asked: the name; "" for the default model.
@@ -58,23 +63,44 @@ def target(asked: str, models: list[ServedModel]) -> Target:
     Example:
         >>> there = [ServedModel("org/demo", True, 1024)]
         >>> target("org/demo", there), target("org/demo/vote", there)
-        (Target(model='org/demo', inferlet=''), Target(model='org/demo', inferlet='vote'))
+        (Target(model='org/demo', inferlet='', adapter=''), Target(model='org/demo', inferlet='vote', adapter=''))
+        >>> target("demo:terse/vote", [ServedModel("demo", True, 1024, ("terse",))])
+        Target(model='demo', inferlet='vote', adapter='terse')
     """
     ready = {model.name: model.ready for model in models}
     if not ready:
         raise NoEngine
-    if asked in ready:
-        found = Target(asked, "")
-    elif not asked:
-        found = Target(models[0].name, "")
-    else:
-        name, _, inferlet = asked.rpartition("/")
-        if name not in ready or not inferlet:
-            raise UnknownModel(model=asked, available=list(ready))
-        found = Target(name, inferlet)
+    name, _, inferlet = asked.rpartition("/")
+    found = _of_model(asked or models[0].name, "", models) or (_of_model(name, inferlet, models) if inferlet else None)
+    if found is None:
+        raise UnknownModel(model=asked, available=list(ready))
     if not ready[found.model]:
         raise NoEngine
     return found
+
+
+def _of_model(asked: str, inferlet: str, models: list[ServedModel]) -> Target | None:
+    """Return what MODEL or MODEL:ADAPTER names; None if there is no such model, or it has no such adapter."""
+    for model in models:
+        if asked == model.name:
+            return Target(model.name, inferlet)
+    name, _, adapter = asked.rpartition(":")
+    there = any(model.name == name and adapter in model.adapters for model in models)
+    return Target(name, inferlet, adapter) if there else None
+
+
+def adapted(models: list[ServedModel]) -> list[ServedModel]:
+    """Return the models under each of their adapters, as MODEL:ADAPTER.
+
+    Example:
+        >>> [model.name for model in adapted([ServedModel("demo", True, 1024, ("formal", "terse"))])]
+        ['demo:formal', 'demo:terse']
+    """
+    return [
+        ServedModel(f"{model.name}:{adapter}", model.ready, model.max_position)
+        for model in models
+        for adapter in model.adapters
+    ]
 
 
 def named(models: list[ServedModel], entries: Iterable[CatalogueEntry]) -> list[str]:
