@@ -883,6 +883,61 @@ class StateReply(_message.Message):
 Global___StateReply: _TypeAlias = StateReply  # noqa: Y015
 
 @_typing.final
+class WatchStateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVERY_S_FIELD_NUMBER: _builtins.int
+    every_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        every_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["every_s", b"every_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchStateRequest: _TypeAlias = WatchStateRequest  # noqa: Y015
+
+@_typing.final
+class StateChange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_FIELD_NUMBER: _builtins.int
+    ENGINES_GONE_FIELD_NUMBER: _builtins.int
+    PROGRAMS_GONE_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    json: _builtins.str
+    """as docs/operations.md says of `State`: changed engines and programs; totals"""
+    whole: _builtins.bool
+    """everything is here: forget what was known"""
+    @_builtins.property
+    def engines_gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids"""
+
+    @_builtins.property
+    def programs_gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids"""
+
+    def __init__(
+        self,
+        *,
+        json: _builtins.str = ...,
+        engines_gone: _abc.Iterable[_builtins.str] | None = ...,
+        programs_gone: _abc.Iterable[_builtins.str] | None = ...,
+        whole: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines_gone", b"engines_gone", "json", b"json", "programs_gone", b"programs_gone", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateChange: _TypeAlias = StateChange  # noqa: Y015
+
+@_typing.final
 class WatchEnginesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

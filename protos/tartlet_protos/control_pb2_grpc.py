@@ -50,6 +50,11 @@ class ControlStub:
                 request_serializer=tartlet_dot_v1_dot_control__pb2.WatchEnginesRequest.SerializeToString,
                 response_deserializer=tartlet_dot_v1_dot_control__pb2.EnginesReply.FromString,
                 _registered_method=True)
+        self.WatchState = channel.unary_stream(
+                '/tartlet.v1.Control/WatchState',
+                request_serializer=tartlet_dot_v1_dot_control__pb2.WatchStateRequest.SerializeToString,
+                response_deserializer=tartlet_dot_v1_dot_control__pb2.StateChange.FromString,
+                _registered_method=True)
         self.Locate = channel.unary_unary(
                 '/tartlet.v1.Control/Locate',
                 request_serializer=tartlet_dot_v1_dot_control__pb2.LocateRequest.SerializeToString,
@@ -106,6 +111,13 @@ class ControlServicer:
     def WatchEngines(self, request, context):
         """The state of the engines: sent at once, then whenever an engine joins, leaves or changes its state, within 10 s of a
         change of its programs alone, and at least every `every_s`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchState(self, request, context):
+        """The engines and programs that the caller may see: all of them at once, then what has changed, at most every `every_s`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,6 +188,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.WatchEngines,
                     request_deserializer=tartlet_dot_v1_dot_control__pb2.WatchEnginesRequest.FromString,
                     response_serializer=tartlet_dot_v1_dot_control__pb2.EnginesReply.SerializeToString,
+            ),
+            'WatchState': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchState,
+                    request_deserializer=tartlet_dot_v1_dot_control__pb2.WatchStateRequest.FromString,
+                    response_serializer=tartlet_dot_v1_dot_control__pb2.StateChange.SerializeToString,
             ),
             'Locate': grpc.unary_unary_rpc_method_handler(
                     servicer.Locate,
@@ -294,6 +311,33 @@ class Control:
             '/tartlet.v1.Control/WatchEngines',
             tartlet_dot_v1_dot_control__pb2.WatchEnginesRequest.SerializeToString,
             tartlet_dot_v1_dot_control__pb2.EnginesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tartlet.v1.Control/WatchState',
+            tartlet_dot_v1_dot_control__pb2.WatchStateRequest.SerializeToString,
+            tartlet_dot_v1_dot_control__pb2.StateChange.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,8 @@ class ControlStub:
     """The state of the engines: sent at once, then whenever an engine joins, leaves or changes its state, within 10 s of a
     change of its programs alone, and at least every `every_s`.
     """
+    WatchState: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchStateRequest, _control_pb2.StateChange]
+    """The engines and programs that the caller may see: all of them at once, then what has changed, at most every `every_s`."""
     Locate: _grpc.UnaryUnaryMultiCallable[_control_pb2.LocateRequest, _control_pb2.LocateReply]
     """Which runtime has a program and how many pages the program holds, and all connected runtimes."""
     Cordon: _grpc.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]
@@ -64,6 +66,8 @@ class ControlAsyncStub(ControlStub):
     """The state of the engines: sent at once, then whenever an engine joins, leaves or changes its state, within 10 s of a
     change of its programs alone, and at least every `every_s`.
     """
+    WatchState: _aio.UnaryStreamMultiCallable[_control_pb2.WatchStateRequest, _control_pb2.StateChange]  # type: ignore[assignment]
+    """The engines and programs that the caller may see: all of them at once, then what has changed, at most every `every_s`."""
     Locate: _aio.UnaryUnaryMultiCallable[_control_pb2.LocateRequest, _control_pb2.LocateReply]  # type: ignore[assignment]
     """Which runtime has a program and how many pages the program holds, and all connected runtimes."""
     Cordon: _aio.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]  # type: ignore[assignment]
@@ -104,6 +108,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         """The state of the engines: sent at once, then whenever an engine joins, leaves or changes its state, within 10 s of a
         change of its programs alone, and at least every `every_s`.
         """
+
+    @_abc_1.abstractmethod
+    def WatchState(
+        self,
+        request: _control_pb2.WatchStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.StateChange], _abc.AsyncIterator[_control_pb2.StateChange]]:
+        """The engines and programs that the caller may see: all of them at once, then what has changed, at most every `every_s`."""
 
     @_abc_1.abstractmethod
     def Locate(

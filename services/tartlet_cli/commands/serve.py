@@ -201,7 +201,7 @@ async def _serve(
         if starting.done():
             await starting
             progress.clear()
-            http_line = f"OpenAI API at http://{address}/v1\n" if address else why_not
+            http_line = f"OpenAI API at http://{address}/v1, web page at http://{address}/\n" if address else why_not
             errors.write(f"{http_line}serving at {stack.address} (Ctrl-C ends it; logs in {stack.log_dir})\n")
             await stopping
     finally:

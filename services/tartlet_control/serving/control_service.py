@@ -37,6 +37,7 @@ from tartlet_control.serving.frames import found, frames_of, kept, orphans_of, s
 from tartlet_control.serving.specs import known_model
 from tartlet_control.serving.state import engines_of, state_of
 from tartlet_control.serving.tokenizers import Tokenizers
+from tartlet_control.serving.watching.changes import Changes
 from tartlet_control.tables.programs import RuntimeSession
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 
@@ -49,6 +50,8 @@ _WATCH_S: Final = (0.1, 600.0)
 """Bounds of how often a watcher of engines is told that nothing has changed."""
 _PROGRAMS_S: Final = 10.0
 """Delay after which a watcher is told of other numbers of programs."""
+_SHOW_S: Final = 60.0
+"""Seconds between the changes that a watcher of the state is told, at most."""
 _WORK_S: Final = 1.0
 """Delay after which a watcher is told how much work waits."""
 
@@ -270,6 +273,18 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(_WORK_S, _PROGRAMS_S, told_s + every_s - now)):
                         await changed.wait()
+
+    async def WatchState(  # noqa: N802
+        self, request: control_pb2.WatchStateRequest, context: Context
+    ) -> AsyncIterator[control_pb2.StateChange]:
+        """Yield the state that the caller may see, then its changes, until the caller goes."""
+        every_s = max(_WATCH_S[0], min(_SHOW_S, request.every_s))
+        changes = Changes(self._core, scope_of(context))
+        while True:
+            change = await changes.next()
+            if change is not None:
+                yield change
+            await asyncio.sleep(every_s)
 
     async def Locate(  # noqa: N802
         self, request: control_pb2.LocateRequest, context: Context

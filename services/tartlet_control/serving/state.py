@@ -35,7 +35,9 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
         "placement": core.orders.placement.name,
         "steps_in_flight": core.settings.steps_in_flight,
         "models": [_model(m, core, reach) for m in models if m.engines or not core.models.stands_by(m)],
-        "engines": [_engine(e, core) for e in core.engines.values() if reach is None or reach.rank(e.home) is not None],
+        "engines": [
+            engine_state(e, core) for e in core.engines.values() if reach is None or reach.rank(e.home) is not None
+        ],
         "runtimes": [
             {
                 "id": s.runtime_id,
@@ -46,7 +48,7 @@ def state_of(core: Core, scope: Scope = EVERYONE) -> dict[str, Any]:
             }
             for s in core.sessions.values()
         ],
-        "programs": [_program(p, now, places.get(p.id, 0)) for p in shown[-PROGRAMS_SHOWN:]],
+        "programs": [program_state(p, now, places.get(p.id, 0)) for p in shown[-PROGRAMS_SHOWN:]],
         "programs_left_out": max(0, len(shown) - PROGRAMS_SHOWN),
         "totals": {
             "started": core.lifecycle.started,
@@ -110,7 +112,8 @@ def _standing(e: EngineState, core: Core) -> str:
     return "standby" if e.status == "ready" and core.models.stands_by(core.models.at(e.model_index)) else e.status
 
 
-def _engine(e: EngineState, core: Core) -> dict[str, Any]:
+def engine_state(e: EngineState, core: Core) -> dict[str, Any]:
+    """Return what is shown of an engine."""
     return {
         "id": e.id,
         "model": e.spec.model,
@@ -138,7 +141,8 @@ def _engine(e: EngineState, core: Core) -> dict[str, Any]:
     }
 
 
-def _doing(p: ProgramState) -> str:
+def doing(p: ProgramState) -> str:
+    """Return a word for what a program does: running, suspended, recovering, ending or killed."""
     if p.killed is not None or not p.live:
         return "ending" if p.killed is None else "killed"
     if not p.session.runtime_id:  # it waits for another runtime
@@ -160,7 +164,8 @@ def _places(core: Core, now: float) -> dict[str, int]:
     return places
 
 
-def _program(p: ProgramState, now: float, place: int) -> dict[str, Any]:
+def program_state(p: ProgramState, now: float, place: int) -> dict[str, Any]:
+    """Return what is shown of a program; `place`: its rank among those that wait, 0 if it doesn't wait."""
     return {
         "id": p.id,
         "name": p.name,
@@ -168,7 +173,7 @@ def _program(p: ProgramState, now: float, place: int) -> dict[str, Any]:
         "model": p.default_model.name if p.default_model is not None else "",
         "runtime": p.session.runtime_id,
         "engines": [place.engine.id for place in p.places.values() if place.engine is not None],
-        "state": _doing(p),
+        "state": doing(p),
         "age_s": round(now - p.started_s, 3),
         "pages": p.num_pages,
         "peak_pages": p.peak_pages,

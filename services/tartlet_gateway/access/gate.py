@@ -15,11 +15,14 @@ from tartlet_common.api_keys import ApiKey
 from tartlet_gateway.access.keys import Keys
 from tartlet_gateway.access.rates import Rate, Refusal, Tenant, share
 from tartlet_gateway.http.exchange import Exchange, Headers
+from tartlet_gateway.http.subprotocol import key_of
 from tartlet_gateway.openai.errors import ApiError, answer
 from tartlet_gateway.runs.caller import Caller, set_caller
 
-OPEN: Final = frozenset({"/health"})
+OPEN: Final = frozenset({"/health", "/"})
 """Paths that need no key."""
+OPEN_BELOW: Final = "/page/"
+"""Paths below it need none either: they are the web page's files, which hold no data."""
 audit = logging.getLogger("tartlet.audit")
 
 
@@ -46,11 +49,11 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["path"] in OPEN:
+        if scope["path"] in OPEN or scope["path"].startswith(OPEN_BELOW):
             await self._app(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send)
-        key = self._keys.find(_given(exchange))
+        key = self._keys.find(_given(exchange) or key_of(scope))
         if key is None:
             await _refuse(exchange, _unauthorized(), [(b"www-authenticate", b"Bearer")])
             _note(scope, Caller(), 401, 0.0)

@@ -14,6 +14,7 @@ from tartlet_gateway.openai.errors import ApiError, answer
 from tartlet_gateway.openai.models import ModelsEndpoint
 from tartlet_gateway.openai.requests import ChatRequest, CompletionRequest
 from tartlet_gateway.openai.tokens import DetokenizeRequest, TokenizeRequest, Tokens
+from tartlet_gateway.page.files import Page
 from tartlet_gateway.programs import handlers
 from tartlet_gateway.programs.endpoint import Endpoint, Handler
 from tartlet_gateway.programs.requests import Entry, Launch, Message, Program
@@ -22,6 +23,7 @@ from tartlet_gateway.runs.caller import Caller
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
+HTML: Final = "text/html"
 _SOURCES: Final = ("multipart/form-data", "text/x-python", "application/wasm")
 
 
@@ -61,7 +63,12 @@ class Operation:
 
 def operations(backends: Backends, stopped: asyncio.Event) -> list[Operation]:
     """Return all operations; once `stopped` is set, requests under way end with an error."""
-    return [*_openai(backends, stopped), *_programs(backends, stopped)]
+    page = Page()
+    shown = [
+        Operation("GET", "/", page, "Show the web page.", replies=(HTML,), is_open=True),
+        Operation("GET", "/page/{name:path}", page, "Serve a file of the web page.", replies=(HTML,), is_open=True),
+    ]
+    return [*_openai(backends, stopped), *_programs(backends, stopped), *shown]
 
 
 def _openai(backends: Backends, stopped: asyncio.Event) -> list[Operation]:

@@ -11,11 +11,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tartlet_gateway.api.document import document
 from tartlet_gateway.api.operations import Operation, operations
 from tartlet_gateway.http.exchange import Exchange
+from tartlet_gateway.live.hub import Hub
+from tartlet_gateway.live.socket import LiveSocket
 from tartlet_gateway.openai.errors import JSON, ApiError, answer
 from tartlet_gateway.programs.socket import Socket
 from tartlet_gateway.runs.backends import Backends
 
 SOCKET = "/v1/programs/socket"
+LIVE = "/v1/live"
 
 
 def router(backends: Backends, stopped: asyncio.Event) -> Router:
@@ -29,7 +32,13 @@ def router(backends: Backends, stopped: asyncio.Event) -> Router:
         paths.setdefault(operation.path, {})[operation.method] = operation.app
     routes = [Route(path, _Methods(apps)) for path, apps in paths.items()]
     return Router(
-        [WebSocketRoute(SOCKET, Socket(backends, stopped)), *routes], redirect_slashes=False, default=_unknown
+        [
+            WebSocketRoute(SOCKET, Socket(backends, stopped)),
+            WebSocketRoute(LIVE, LiveSocket(Hub(backends), stopped)),
+            *routes,
+        ],
+        redirect_slashes=False,
+        default=_unknown,
     )
 
 

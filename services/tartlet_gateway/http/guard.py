@@ -48,17 +48,24 @@ def host_name(authority: str) -> str:
     return (found[1] or found[2]).lower() if found else ""
 
 
-def origin_allowed(origin: str, allowed: frozenset[str], *, local: bool) -> bool:
-    """Tell whether a page of this origin may call: one of `allowed`, or with `local` a page of this machine.
+def origin_allowed(origin: str, host: str, allowed: frozenset[str], *, local: bool) -> bool:
+    """Tell whether a page of this origin may call: one of `allowed`, or the gateway's own page.
+
+    The gateway's own page comes from the address that the request's `Host` header names. With `local`, all pages of
+    this machine may call, and no other machine's name may stand in `host`.
 
     Example:
-        >>> origin_allowed("http://localhost:3000", frozenset(), local=True)
+        >>> origin_allowed("http://localhost:3000", "localhost:8200", frozenset(), local=True)
         True
-        >>> origin_allowed("https://evil.example", frozenset(), local=True)
+        >>> origin_allowed("https://evil.example", "api.example.org", frozenset(), local=False)
         False
     """
+    if origin in allowed:
+        return True
     found = _ORIGIN.fullmatch(origin)
-    return origin in allowed or (local and found is not None and host_name(found[1]) in LOOPBACK)
+    if found is None:
+        return False
+    return host_name(found[1]) in LOOPBACK if local else found[1].lower() == host.lower()
 
 
 class Guard:
@@ -93,7 +100,8 @@ class Guard:
             request_id = uuid.uuid4().hex.encode()
         origin = given.get(b"origin", b"").decode("latin-1")
         repeated = len(headers) > len(given)
-        allowed = not repeated and (not origin or origin_allowed(origin, self._origins, local=self._local))
+        host = given.get(b"host", b"").decode("latin-1")
+        allowed = not repeated and (not origin or origin_allowed(origin, host, self._origins, local=self._local))
 
         async def told(message: Message) -> None:
             exchange.started |= message["type"] in ("http.response.start", "websocket.accept")

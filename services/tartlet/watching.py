@@ -1,0 +1,55 @@
+"""Follows the state of control: which engines there are, which programs run, and how both change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from tartlet._calls import translated
+from tartlet.client import AsyncClient
+from tartlet_protos import control_pb2, control_pb2_grpc
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """What has changed since the change before.
+
+    Attributes:
+        whole: Everything is here, so what was known is to be forgotten.
+        engines: The engines that are new or have changed, as `control["engines"]` of `RuntimeState` has them.
+        programs: The programs that are new or have changed, likewise.
+        totals: Numbers over all programs: `programs`, `programs_left_out` (older ones, which aren't told), `leaks`.
+        engines_gone: Ids of engines that left.
+        programs_gone: Ids of programs that ended.
+    """
+
+    whole: bool
+    engines: list[dict[str, Any]]
+    programs: list[dict[str, Any]]
+    totals: dict[str, int]
+    engines_gone: list[str]
+    programs_gone: list[str]
+
+
+async def watch_state(client: AsyncClient, every_s: float = 0.25) -> AsyncIterator[StateChange]:
+    """Yield the engines and programs that a client may see, then their changes, at most every `every_s` seconds.
+
+    Raises:
+        Unavailable: control is away; a new call begins with a whole change again.
+        PermissionDenied: over TLS, the client is neither a gateway nor an operator.
+    """
+    stub = control_pb2_grpc.ControlStub(client._control())  # noqa: SLF001 - one part of the client in two files
+    with translated(client.control_address):
+        request = control_pb2.WatchStateRequest(every_s=every_s)
+        async for change in stub.WatchState(request, metadata=client._metadata):  # noqa: SLF001
+            told = json.loads(change.json)
+            yield StateChange(
+                change.whole,
+                told["engines"],
+                told["programs"],
+                told["totals"],
+                list(change.engines_gone),
+                list(change.programs_gone),
+            )

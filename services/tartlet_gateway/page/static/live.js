@@ -1,0 +1,83 @@
+// The state of engines and programs as the gateway tells it over one WebSocket, and who shows it.
+import { key } from "./api.js";
+
+const AGAIN_MS = 1000;
+const listeners = new Set();
+let frame = 0;
+
+export const state = {
+  engines: new Map(),
+  programs: new Map(),
+  totals: {},
+  connection: "connecting", // connecting, live, control-away, gateway-away, key
+  rates: [], // tokens a second, newest last
+};
+
+export function listen(call) {
+  listeners.add(call);
+  return () => listeners.delete(call);
+}
+
+export function changed() {
+  // joined in one frame, however many messages came
+  frame ||= requestAnimationFrame(() => {
+    frame = 0;
+    for (const call of listeners) call();
+  });
+}
+
+export function apply(message) {
+  if (message.whole) {
+    state.engines.clear();
+    state.programs.clear();
+  }
+  for (const engine of message.engines) state.engines.set(engine.id, engine);
+  const now = performance.now();
+  for (const program of message.programs) {
+    const started = state.programs.get(program.id)?.started ?? now - program.age_s * 1000;
+    state.programs.set(program.id, { ...program, started });
+  }
+  for (const id of message.engines_gone) state.engines.delete(id);
+  for (const id of message.programs_gone) state.programs.delete(id);
+  state.totals = message.totals;
+  state.connection = message.connected ? "live" : "control-away";
+}
+
+let socket = null;
+let opened = false;
+
+export function connect() {
+  const url = `${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/v1/live`;
+  const protocols = ["tartlet", ...(key() ? [`tartlet.key.${key()}`] : [])];
+  opened = false;
+  socket = new WebSocket(url, protocols);
+  socket.onopen = () => {
+    opened = true;
+  };
+  socket.onmessage = (event) => {
+    apply(JSON.parse(event.data));
+    changed();
+  };
+  socket.onclose = async () => {
+    state.connection = opened ? "gateway-away" : await reason();
+    changed();
+    if (state.connection !== "key") setTimeout(connect, AGAIN_MS);
+  };
+}
+
+async function reason() {
+  // a browser doesn't tell a page why a handshake was refused, so ask with a plain request
+  try {
+    const reply = await fetch("/v1/models", { headers: key() ? { authorization: `Bearer ${key()}` } : {} });
+    return reply.status === 401 ? "key" : "gateway-away";
+  } catch {
+    return "gateway-away";
+  }
+}
+
+setInterval(() => {
+  let rate = 0;
+  for (const engine of state.engines.values()) rate += engine.tokens_per_s;
+  state.rates.push(rate);
+  if (state.rates.length > 120) state.rates.shift();
+}, 1000);
