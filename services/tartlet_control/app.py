@@ -23,6 +23,7 @@ from tartlet_control.serving.control_service import ControlService
 from tartlet_control.serving.core_loop import CoreLoop
 from tartlet_control.serving.engine_service import EngineService
 from tartlet_control.serving.tokenizers import Tokenizers
+from tartlet_control.values.kept_store import KeptStore
 from tartlet_protos import control_pb2_grpc, engine_pb2_grpc
 
 log = logging.getLogger("tartlet.control")
@@ -68,6 +69,7 @@ async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, l
 
             observe(follower)
         await follower.load()
+    store = await _open_store(core)
     loop = CoreLoop(core)
     loop.leads = lambda: clock.now() < lease.until
     tokenizers = Tokenizers(lambda: {engine.spec.tokenizer_digest for engine in core.engines.values()})
@@ -90,6 +92,8 @@ async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, l
             tasks.create_task(lease.keep())
             if follower is not None:
                 tasks.create_task(follower.run())
+            if store is not None:
+                tasks.create_task(store.run(loop.changed))
             await server.wait_for_termination()
     except* LeaseLost as group:
         log.error("%s", group.exceptions[0])  # noqa: TRY400 - it names what is wrong
@@ -100,6 +104,19 @@ async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, l
         await server.stop(_STOP_GRACE_S)
         if follower is not None:
             await follower.close()
+        if store is not None:
+            await store.close()
+
+
+async def _open_store(core: Core) -> KeptStore | None:
+    """Let a Redis keep the programs' store, if the settings name one."""
+    if not core.settings.store_url:
+        return None
+    from tartlet_control.values.redis_values import store_of  # here: a control without Redis starts sooner
+
+    core.lifecycle.store = store = store_of(core.settings, core.epoch)
+    await store.load()
+    return store
 
 
 def calm_collector() -> None:

@@ -142,8 +142,11 @@ class ControlSettings(_Settings):
     directory_release: str = Field(
         "tartlet",
         pattern=r"^[A-Za-z0-9._/-]{1,128}$",
-        description="names the directory, so that several releases may share a Redis",
+        description="names the directory and the store, so that several releases may share a Redis",
     )
+    store_url: str = Field("", description="Redis that keeps the programs' store; empty: it ends with control")
+    store_password_file: Path | None = Field(None, description="file with the password of the store's Redis")
+    store_ca_file: Path | None = Field(None, description="PEM certificate of the CA of the store's Redis")
 
 
 class RuntimeSettings(_Settings):

@@ -36,6 +36,7 @@ from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.models import Models, ServedModel
 from tartlet_control.tables.outbox import Limbo, Settled
 from tartlet_control.tables.programs import Place, ProgramState, RuntimeSession
+from tartlet_control.tables.store import MemoryStore, Store
 from tartlet_control.tables.topics import Topics
 
 ENDED_KEPT: Final = 16_384
@@ -112,6 +113,8 @@ class Lifecycle:
         self.batchers: dict[EngineState, Batcher] = {}  # of the engines that are there
         self.programs: dict[str, ProgramState] = {}
         self.topics = Topics()
+        self.store: Store = MemoryStore()
+        """The tenants' keys and values."""
         self.names: Names
         self.caches = True
         """Whether programs leave their rows to others."""
@@ -300,6 +303,8 @@ class Lifecycle:
                 del self._of_tenant[program.tenant]
             killed = program.killed is not None
             self.accounts.finish(program.tenant, program.belongs_to, program.account, killed=killed)
+            if settled is not None:
+                self.store.leave(program.id)
             journals, next_after = "", b""
             if program.answers is not None and settled is not None:
                 journals = program.journals or program.session.journals

@@ -10,7 +10,7 @@ from tartlet_common.errors.registry import InvalidArgument, Overloaded
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.tables.outbox import CANCELLED, RESULT
 from tartlet_control.tables.programs import ProgramState
-from tartlet_control.tables.store import MemoryStore, Request, Store, checked
+from tartlet_control.tables.store import Request, checked
 
 SHARED_OPS: Final = frozenset(
     {
@@ -36,10 +36,9 @@ class SharedOps:
     failed call that the runtime answers does.
     """
 
-    def __init__(self, lifecycle: Lifecycle, store: Store | None = None) -> None:
+    def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
         self._topics = lifecycle.topics
-        self._store: Store = store or MemoryStore()
 
     def run(self, program: ProgramState, record: Record, payload: memoryview) -> None:
         """Execute one record of `SHARED_OPS`; `payload` is the record's own bytes."""
@@ -54,10 +53,8 @@ class SharedOps:
     def _ask_store(self, program: ProgramState, record: Record, payload: bytes) -> None:
         if program.session.outbox.shared_bytes(program.handle) > MAX_UNSENT_BYTES:
             raise Overloaded(what="unsent answers of the store, in bytes", limit=MAX_UNSENT_BYTES)
-        if record.op == Op.STORE_SET:
-            request = Request(record.op, *_split("key", record.a, payload))
-        else:
-            request = Request(record.op, _text("key", payload))
+        key, value = _split("key", record.a, payload) if record.op == Op.STORE_SET else (_text("key", payload), b"")
+        request = Request(record.op, key, value, program.id, record.ticket if record.flags & 1 else 0)
 
         def answer(found: int, value: bytes, error: TartletError | None) -> None:
             if not program.live:
@@ -68,7 +65,7 @@ class SharedOps:
             program.session.outbox.count_shared(program.handle, len(value))
             _answer(program, record, found, payload=value)
 
-        self._store.ask(program.tenant, checked(request), answer)
+        self._lifecycle.store.ask(program.tenant, checked(request), answer)
 
     def _on_topic(self, program: ProgramState, record: Record, payload: bytes) -> None:
         topics = self._topics

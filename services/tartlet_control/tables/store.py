@@ -32,6 +32,8 @@ class Request(NamedTuple):
     op: int  # STORE_GET, STORE_SET, STORE_DELETE, STORE_EXISTS or STORE_LIST_KEYS
     key: str  # of STORE_LIST_KEYS: the prefix of the keys, "" for all
     value: bytes = b""  # of STORE_SET
+    program_id: str = ""  # who asks
+    ticket: int = 0  # of an awaited request, else 0
 
 
 Answer = Callable[[int, bytes, TartletError | None], None]
@@ -43,6 +45,9 @@ class Store(Protocol):
 
     def ask(self, tenant: str, request: Request, answer: Answer) -> None:
         """Execute a request for a tenant, which sees its own keys alone."""
+
+    def leave(self, program_id: str) -> None:
+        """Note that a program has ended, and asks nothing again."""
 
 
 class MemoryStore:
@@ -70,6 +75,9 @@ class MemoryStore:
             answer(0, b"", e)
             return
         answer(int(found), payload, None)
+
+    def leave(self, program_id: str) -> None:
+        """No-op: all that was asked was answered."""
 
     def _run(self, tenant: str, request: Request) -> tuple[bool, bytes]:
         values = self._values.get(tenant, {})

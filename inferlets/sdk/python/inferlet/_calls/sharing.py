@@ -47,8 +47,8 @@ def store_get_bytes(key: str) -> asyncio.Future[bytes | None]:
 def store_set(key: str, value: str | bytes) -> asyncio.Future[bool]:
     """Set a key of the tenant's store; the answer is whether the key had a value before.
 
-    All programs of the tenant see the value, and programs of other tenants never do. The store outlives programs, but
-    not control. A tenant may have 4096 keys and 16 MiB of keys and values.
+    All programs of the tenant see the value, and programs of other tenants never do. The store outlives programs, and
+    control where the server keeps it in a Redis. A tenant may have 4096 keys and 16 MiB of keys and values.
 
     Args:
         key: 1 to 256 bytes of UTF-8, without control characters.

@@ -1,0 +1,117 @@
+"""Values in a Redis: a hash for each tenant, and a hash with the answers to programs' last writes.
+
+Writes go through a script, which refuses a control with a lower epoch than the last one that wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import redis.asyncio as redis
+from redis.exceptions import RedisError
+
+from tartlet_common.config.settings import ControlSettings
+from tartlet_common.errors.registry import InvalidConfig
+from tartlet_control.lease.redis_client import SCHEMES, check_no_password, make_client
+from tartlet_control.values.kept_store import KeptStore
+from tartlet_control.values.values import Change, Found, ValuesAway
+
+ANSWER_S: Final = 1.0
+"""A Redis that takes longer to answer counts as away, in seconds."""
+_ERRORS: Final = (RedisError, OSError, TimeoutError)
+_PAGE: Final = 64
+_WRITE: Final = """
+-- KEYS: of the epoch, then a hash for each field. ARGV: control's epoch, then field, 1 to set or 0 to delete, value.
+local held = redis.call('GET', KEYS[1])
+if held and tonumber(held) > tonumber(ARGV[1]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[1])
+for i = 2, #KEYS do
+  local at = 3 * i - 4
+  if ARGV[at + 1] == '1' then
+    redis.call('HSET', KEYS[i], ARGV[at], ARGV[at + 2])
+  else
+    redis.call('HDEL', KEYS[i], ARGV[at])
+  end
+end
+return 1
+"""
+
+
+def store_of(settings: ControlSettings, epoch: int) -> KeptStore:
+    """Return the store in the Redis that the settings name. `epoch` is this control's.
+
+    Raises:
+        InvalidConfig: its URL has an unknown scheme, or holds a password.
+    """
+    scheme = urlsplit(settings.store_url).scheme
+    if scheme not in SCHEMES:
+        detail = f"store_url begins with {scheme}://; {', '.join(SCHEMES)} are known"
+        raise InvalidConfig(role="control", detail=detail, remedy="Use redis://HOST:PORT or rediss://HOST:PORT.")
+    check_no_password(settings.store_url, "store")
+    client = make_client(
+        settings.store_url, settings.store_password_file, settings.store_ca_file, ANSWER_S, repeat=False
+    )
+    return KeptStore(RedisValues(client, settings.directory_release, epoch))
+
+
+class RedisValues:
+    """The values of one release."""
+
+    def __init__(self, client: redis.Redis, release: str, epoch: int) -> None:
+        """Begin unconnected."""
+        self._client = client
+        self._prefix = f"tartlet:store:{{{release}}}:"
+        self._epoch = epoch
+        self._script = client.register_script(_WRITE)
+
+    async def read(self) -> AsyncIterator[Found]:
+        """Yield all entries. From then on a control with a lower epoch can't write.
+
+        Raises:
+            ValuesAway: Redis doesn't answer, or a later control has written.
+        """
+        await self.write(())
+        try:
+            begins = f"{self._prefix}of/"
+            async for key in self._client.scan_iter(f"{begins}*", count=1000):
+                async for field, value in self._client.hscan_iter(key, count=_PAGE):
+                    yield Found(key.decode(errors="replace")[len(begins) :], field.decode(errors="replace"), value)
+            async for field, value in self._client.hscan_iter(f"{self._prefix}told", count=_PAGE):
+                yield Found("", field.decode(errors="replace"), told=_told_of(value))
+        except _ERRORS as e:
+            raise ValuesAway(f"{type(e).__name__}: {e}") from e
+
+    async def write(self, changes: Sequence[Change]) -> None:
+        """Apply changes in one script call.
+
+        Raises:
+            ValuesAway: Redis doesn't answer, or a later control has written.
+        """
+        keys, arguments = [f"{self._prefix}epoch"], list[Any]([self._epoch])
+        for change in changes:
+            if change.key is not None:
+                keys.append(f"{self._prefix}of/{change.tenant}")
+                arguments += [change.key, int(change.value is not None), change.value or b""]
+        for program_id, told in {change.program_id: change.told for change in changes}.items():
+            keys.append(f"{self._prefix}told")
+            arguments += [program_id, int(bool(told)), json.dumps(list(told.items()))]
+        try:
+            written = await self._script(keys=keys, args=arguments)
+        except _ERRORS as e:
+            raise ValuesAway(f"{type(e).__name__}: {e}") from e
+        if not written:
+            raise ValuesAway("a control that began later has written")
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.aclose()
+
+
+def _told_of(value: bytes) -> dict[int, int]:
+    try:
+        return {int(ticket): int(found) for ticket, found in json.loads(value)}
+    except (ValueError, TypeError):
+        return {}

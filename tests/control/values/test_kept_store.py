@@ -1,0 +1,156 @@
+"""The store that outlives control: no answer before its write is stored, and each write has one effect. Real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tartlet_common.abi import Op
+from tartlet_common.config.settings import ControlSettings
+from tartlet_common.errors.base import TartletError
+from tartlet_common.errors.registry import InvalidConfig, Overloaded, ResourceQuotaExceeded
+from tartlet_control.tables.store import MAX_KEYS, Request
+from tartlet_control.values import kept_store
+from tartlet_control.values.kept_store import KeptStore
+from tartlet_control.values.redis_values import store_of
+from tests.redis_server import RedisServer, redis_server, slow_proxy
+
+Told = tuple[int, bytes, TartletError | None]
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def control(url: str, release: str, epoch: int = 1) -> AsyncIterator[KeptStore]:
+    """One control's store. It dies at the end: nothing more is written."""
+    store = store_of(ControlSettings(store_url=url, directory_release=release), epoch)
+    await store.load()
+    running = asyncio.ensure_future(store.run(lambda: None))
+    try:
+        yield store
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await store._values.close()
+
+
+def asked(store: KeptStore, op: Op, key: str, value: bytes = b"", tenant: str = "t", **who: Any) -> list[Told]:
+    told: list[Told] = []
+    store.ask(tenant, Request(int(op), key, value, **who), lambda *answer: told.append(answer))
+    return told
+
+
+async def ask(store: KeptStore, *args: Any, **who: Any) -> Told:
+    told = asked(store, *args, **who)
+    await until(lambda: bool(told))
+    return told[0]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.005)
+
+
+async def test_values_outlive_control_and_each_tenant_has_its_own(redis: RedisServer) -> None:
+    async with control(redis.url, "outlive") as store:
+        assert await ask(store, Op.STORE_SET, "a", b"1") == (0, b"", None)
+        assert await ask(store, Op.STORE_SET, "a", b"\x002\xff") == (1, b"", None)
+        assert await ask(store, Op.STORE_SET, "ü*", b"") == (0, b"", None)
+        assert await ask(store, Op.STORE_SET, "a", b"theirs", tenant="u/*") == (0, b"", None)
+        assert await ask(store, Op.STORE_SET, "gone", b"x") == (0, b"", None)
+        assert await ask(store, Op.STORE_DELETE, "gone") == (1, b"", None)
+    async with control(redis.url, "outlive", 2) as store:
+        assert await ask(store, Op.STORE_GET, "a") == (1, b"\x002\xff", None)
+        assert (await ask(store, Op.STORE_LIST_KEYS, ""))[1] == '["a","ü*"]'.encode()
+        assert await ask(store, Op.STORE_GET, "a", tenant="u/*") == (1, b"theirs", None)
+    async with control(redis.url, "another") as store:
+        assert await ask(store, Op.STORE_GET, "a") == (0, b"", None)
+
+
+async def test_no_answer_comes_before_the_writes_of_its_tenant_are_stored(redis: RedisServer) -> None:
+    async with slow_proxy(redis.port) as proxy, control(proxy.url, "slow") as store:
+        proxy.delay_s = 0.3
+        written = asked(store, Op.STORE_SET, "a", b"1")
+        read = asked(store, Op.STORE_GET, "a")
+        elsewhere = asked(store, Op.STORE_GET, "a", tenant="other")
+        assert elsewhere == [(0, b"", None)], "another tenant's requests don't wait"
+        await asyncio.sleep(0.05)
+        assert not written
+        assert not read
+        await until(lambda: bool(written and read))
+        assert read == [(1, b"1", None)]
+
+
+async def test_a_write_that_is_asked_for_again_after_controls_death_has_one_effect(redis: RedisServer) -> None:
+    async with control(redis.url, "again") as store:
+        await ask(store, Op.STORE_SET, "a", b"1", program_id="p", ticket=7)
+        assert await ask(store, Op.STORE_DELETE, "a", program_id="p", ticket=8) == (1, b"", None)
+        await ask(store, Op.STORE_SET, "b", b"1", program_id="p")  # nobody awaits these two
+        await ask(store, Op.STORE_SET, "b", b"2", program_id="p")
+    async with control(redis.url, "again", 2) as store:
+        assert await ask(store, Op.STORE_DELETE, "a", program_id="p", ticket=8) == (1, b"", None), "as before"
+        assert await ask(store, Op.STORE_DELETE, "a", program_id="p", ticket=9) == (0, b"", None)
+        assert await ask(store, Op.STORE_GET, "b") == (1, b"2", None)
+        store.leave("p")
+        await ask(store, Op.STORE_SET, "c", b"")
+    async with control(redis.url, "again", 3) as store:
+        assert await ask(store, Op.STORE_SET, "a", b"1", program_id="p", ticket=8) == (0, b"", None), "another run's"
+
+
+async def test_a_redis_that_is_away_holds_requests_and_loses_none(redis: RedisServer) -> None:
+    redis.kill()
+    try:
+        async with control(redis.url, "away") as store:
+            told = [asked(store, Op.STORE_SET, f"k{i}", b"v") for i in range(100)]
+            await asyncio.sleep(0.2)
+            assert not any(told)
+            redis.start()
+            await until(lambda: all(told))
+            redis.kill()
+            late = asked(store, Op.STORE_SET, "late", b"v")
+            redis.start()
+            await until(lambda: bool(late))
+    finally:
+        if redis.process is None or redis.process.poll() is not None:
+            redis.start()
+    async with control(redis.url, "away", 2) as store:
+        assert (await ask(store, Op.STORE_LIST_KEYS, "k"))[1].count(b",") == 99
+        assert await ask(store, Op.STORE_EXISTS, "late") == (1, b"", None)
+
+
+async def test_a_control_that_was_replaced_writes_nothing(redis: RedisServer) -> None:
+    async with control(redis.url, "replaced", 5) as old, control(redis.url, "replaced", 6) as new:
+        stale = asked(old, Op.STORE_SET, "a", b"old")
+        assert await ask(new, Op.STORE_SET, "a", b"new") == (0, b"", None)
+        await asyncio.sleep(0.3)
+        assert not stale
+    async with control(redis.url, "replaced", 7) as store:
+        assert await ask(store, Op.STORE_GET, "a") == (1, b"new", None)
+
+
+async def test_bounds_are_those_of_the_store_in_memory_and_of_what_waits(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with control(redis.url, "bounds") as store:
+        told = [asked(store, Op.STORE_SET, str(i), b"") for i in range(MAX_KEYS)]
+        await until(lambda: all(told))
+        assert isinstance((await ask(store, Op.STORE_SET, "one more", b""))[2], ResourceQuotaExceeded)
+        monkeypatch.setattr(kept_store, "MAX_WAITING", 2)
+        told = [asked(store, Op.STORE_SET, "1", b"") for _ in range(3)]
+        assert isinstance(told[2][0][2], Overloaded)
+        await until(lambda: all(told))
+
+
+def test_a_url_with_a_password_or_of_another_kind_is_refused() -> None:
+    for url in ("redis://:secret@localhost", "http://localhost"):
+        with pytest.raises(InvalidConfig):
+            store_of(ControlSettings(store_url=url), 1)
