@@ -77,6 +77,15 @@ A caller that acts for every tenant may limit a call to one tenant with the meta
 (`AsyncClient(tenant="NAME")`). Runtimes that relay a call pass on the tenant for which it acts. A source is found by
 its SHA-256, whichever tenant brought it: a caller who knows the digest has seen the source.
 
+## HTTP requests of programs
+
+A program asks only hosts that its launch, its entry in the catalogue and the runtime's `http_hosts` allow, which is
+none by default. The runtime refuses private, loopback, link-local, shared, multicast and reserved addresses and those
+of clouds' metadata, unless `http_private_hosts` names the host or the network. The address that was checked is the one
+that is connected to, each redirect is checked, and credentials and proxies of the environment aren't used. Secrets go
+from the runtime's files into headers for the hosts that `http_secrets` binds them to. Programs and journals never hold
+them. [http.md](http.md) has the rules.
+
 ## Whose engines
 
 Each engine belongs to a pool, and each pool to a tenant. A program uses the engines of its tenant's pools, and those of

@@ -136,18 +136,24 @@ class Capabilities(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HTTP_FIELD_NUMBER: _builtins.int
+    SECRETS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def http(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """hosts of its requests: [scheme://]host[:port], with *. for all names below one"""
+
+    @_builtins.property
+    def secrets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names of secrets that the host puts into headers"""
 
     def __init__(
         self,
         *,
         http: _abc.Iterable[_builtins.str] | None = ...,
+        secrets: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["http", b"http"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["http", b"http", "secrets", b"secrets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1350,6 +1350,7 @@ class CatalogueEntry(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     name: _builtins.str
     model: _builtins.str
@@ -1364,6 +1365,10 @@ class CatalogueEntry(_message.Message):
 
     @_builtins.property
     def limits(self) -> _common_pb2.Limits: ...
+    @_builtins.property
+    def capabilities(self) -> _common_pb2.Capabilities:
+        """the most that its launches get"""
+
     def __init__(
         self,
         *,
@@ -1375,10 +1380,11 @@ class CatalogueEntry(_message.Message):
         description: _builtins.str = ...,
         pool: _builtins.str = ...,
         durability: _builtins.str = ...,
+        capabilities: _common_pb2.Capabilities | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "limits", b"limits", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "durability", b"durability", "limits", b"limits", "model", b"model", "name", b"name", "pool", b"pool", "source", b"source", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "description", b"description", "durability", b"durability", "limits", b"limits", "model", b"model", "name", b"name", "pool", b"pool", "source", b"source", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -127,7 +127,7 @@ def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb
 
 def capabilities_to_proto(given: Capabilities | None) -> common_pb2.Capabilities | None:
     """Convert capabilities; None stands for none that are given."""
-    return None if given is None else common_pb2.Capabilities(http=given.http)
+    return None if given is None else common_pb2.Capabilities(http=given.http, secrets=given.secrets)
 
 
 def _session(spec: LaunchSpec) -> common_pb2.Session:
@@ -212,6 +212,7 @@ def entry_to_proto(entry: CatalogueEntry) -> control_pb2.CatalogueEntry:
         description=entry.description,
         pool=entry.pool,
         durability=entry.durability,
+        capabilities=capabilities_to_proto(entry.capabilities),
     )
 
 
@@ -226,6 +227,7 @@ def entry_from_proto(m: control_pb2.CatalogueEntry) -> CatalogueEntry:
         description=m.description,
         pool=m.pool,
         durability=m.durability,
+        capabilities=Capabilities(http=tuple(m.capabilities.http), secrets=tuple(m.capabilities.secrets)),
     )
 
 

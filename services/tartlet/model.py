@@ -147,6 +147,7 @@ class Capabilities:
     """What a program may reach, as far as its entry in the catalogue and the server's settings allow it too."""
 
     http: Sequence[str] = ()  # hosts of its requests: [scheme://]host[:port], with *. for all names below one
+    secrets: Sequence[str] = ()  # names of secrets that the runtime puts into headers of its requests
 
     def __post_init__(self) -> None:
         """Check the fields' types; what the patterns mean is checked at the launch.
@@ -154,8 +155,10 @@ class Capabilities:
         Raises:
             InvalidArgument: a field is no sequence of texts.
         """
-        if isinstance(self.http, str) or not all(isinstance(host, str) for host in self.http):
-            raise InvalidArgument(argument="capabilities.http", detail=f"{self.http!r} is no sequence of strings")
+        for name in self.__slots__:
+            given = getattr(self, name)
+            if isinstance(given, str) or not all(isinstance(text, str) for text in given):
+                raise InvalidArgument(argument=f"capabilities.{name}", detail=f"{given!r} is no sequence of strings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +242,7 @@ class CatalogueEntry:
     description: str = ""
     pool: str = ""  # pool of launches that name none, as in `LaunchSpec`
     durability: str = ""  # of launches that say nothing, as in `LaunchSpec`
+    capabilities: Capabilities = Capabilities()  # the most that its launches get
 
     def __post_init__(self) -> None:
         """Check the fields' types.

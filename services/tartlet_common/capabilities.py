@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -10,9 +11,12 @@ from typing import Any, Final, Self
 from tartlet_common.egress.hosts import HostPattern, Origin
 from tartlet_common.errors.registry import InvalidArgument, InvalidConfig, NotAllowed
 
-LAUNCH: Final = "the launch: --allow-http HOST, or `capabilities` of a LaunchSpec"
+LAUNCH: Final = "the launch (--allow-http, --allow-secret, or `capabilities` of a LaunchSpec)"
+ENTRY: Final = "the program's entry in the catalogue (spec.capabilities of an Inferlet)"
 CEILING: Final = "the setting http_hosts of the runtime (--allow-http HOST of `tartlet serve`)"
 MAX_PATTERNS: Final = 256
+SECRET: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}")
+"""A secret's name, which is also a file's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,29 +25,35 @@ class Grant:
 
     place: str  # where to add what is missing, for errors
     http: tuple[str, ...] = ()  # patterns of hosts
+    secrets: tuple[str, ...] = ()  # names
 
     @classmethod
-    def of(cls, place: str, http: Iterable[str]) -> Self:
-        """Check patterns.
+    def of(cls, place: str, http: Iterable[str], secrets: Iterable[str] = ()) -> Self:
+        """Check patterns and names.
 
         Raises:
             InvalidArgument: one of them is none, or there are too many.
         """
-        grant = cls(place, tuple(http))
-        if len(grant.http) > MAX_PATTERNS:
-            raise InvalidArgument(argument="capabilities.http", detail=f"more than {MAX_PATTERNS} hosts")
+        grant = cls(place, tuple(http), tuple(secrets))
+        for what, given in (("http", grant.http), ("secrets", grant.secrets)):
+            if len(given) > MAX_PATTERNS:
+                raise InvalidArgument(argument=f"capabilities.{what}", detail=f"more than {MAX_PATTERNS} of them")
         for text in grant.http:
-            _pattern(text)
+            pattern_of(text)
+        for name in grant.secrets:
+            if not SECRET.fullmatch(name):
+                detail = f"{name[:64]!r} is no name of a secret: letters, digits and . _ - make one"
+                raise InvalidArgument(argument="capabilities.secrets", detail=detail)
         return grant
 
     def to_json(self) -> dict[str, Any]:
         """Return the grant as JSON values, for journals."""
-        return {"place": self.place, "http": list(self.http)}
+        return {"place": self.place, "http": list(self.http), "secrets": list(self.secrets)}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
         """Return the grant of a journal."""
-        return cls(str(told["place"]), tuple(told.get("http", ())))
+        return cls(str(told["place"]), tuple(told.get("http", ())), tuple(told.get("secrets", ())))
 
 
 def check_http(grants: Sequence[Grant], origin: Origin) -> None:
@@ -57,8 +67,19 @@ def check_http(grants: Sequence[Grant], origin: Origin) -> None:
         >>> check_http([Grant("a", ("*.example.org",))], Url.of("https://a.example.org/").origin)
     """
     for grant in grants:
-        if not any(_pattern(text).allows(origin) for text in grant.http):
+        if not any(pattern_of(text).allows(origin) for text in grant.http):
             raise NotAllowed(what=f"HTTP requests to {origin}", remedy=f"Name the host in {grant.place}.")
+
+
+def check_secret(grants: Sequence[Grant], name: str) -> None:
+    """Check that a program may use a secret.
+
+    Raises:
+        NotAllowed: one of the grants doesn't name it. Its remedy names the place.
+    """
+    for grant in grants:
+        if name not in grant.secrets:
+            raise NotAllowed(what=f"the secret {name}", remedy=f"Name the secret in {grant.place}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +105,7 @@ class Ceilings:
         for entry in entries:
             tenant, equals, host = entry.rpartition("=")
             try:
-                _pattern(host)
+                pattern_of(host)
             except InvalidArgument as e:
                 raise InvalidConfig(role="runtime", detail=f"http_hosts: {e.fields['detail']}") from e
             (tenants.setdefault(tenant.strip(), []) if equals else everyone).append(host.strip())
@@ -96,7 +117,12 @@ class Ceilings:
 
 
 @lru_cache(maxsize=1024)
-def _pattern(text: str) -> HostPattern:
+def pattern_of(text: str) -> HostPattern:
+    """Return the pattern of a text.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
     try:
         return HostPattern.of(text)
     except InvalidArgument as e:

@@ -45,6 +45,7 @@ from tartlet_runtime.serving.relay import Relay
 from tartlet_runtime.serving.server import ProgramsService
 from tartlet_runtime.serving.sources import Sources
 from tartlet_runtime.web.http_ops import HttpOps
+from tartlet_runtime.web.secrets import Secrets
 from tartlet_runtime.web.sending import Sender
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
             Exceptions.of(listed(settings.http_private_hosts), "runtime", "http_private_hosts"),
             settings.http_proxy,
             settings.http_authority,
+            Secrets.of(settings.http_secrets_dir, listed(settings.http_secrets)),
         )
         stack.push_async_callback(sender.close)
         ops = LocalOps(models, spawn, HttpOps(sender, Ceilings.of(listed(settings.http_hosts)), ledger))

@@ -34,6 +34,7 @@ CHART_DECIDES = {  # settings that follow from what the chart makes
     "runtime": {
         *("address", "advertise", "control", "cache_dir", "guest_socket"),
         *("journal_dir", "journal_url", "journal_password_file", "journal_authority"),
+        *("http_hosts", "http_private_hosts", "http_secrets", "http_secrets_dir"),
     },
     "gateway": {"address", "runtime", "control", "keys", "http_certificate", "http_key", "replicas"},
     "operator": {

@@ -24,6 +24,8 @@ from tartlet_operator.api.common import (
     rules,
 )
 
+HTTP_HOST = r"^(https?://)?([*]|([*][.])?[A-Za-z0-9_.-]+|[\\[][0-9A-Fa-f:.]+[\\]])(:([0-9]{1,5}|[*]))?$"
+"""A host that programs may ask; backslashes as CEL wants them."""
 SOURCE_BYTES = 1 << 20
 """Most bytes of an inline source: an object of the API may hold 1.5 MiB in all."""
 
@@ -106,6 +108,32 @@ class Limits(ApiModel):
     commands_in_flight: int | None = Field(default=None, ge=1, le=1 << 20, description="Commands not yet answered.")
 
 
+class Capabilities(ApiModel):
+    """What a program may reach beyond its engine."""
+
+    http: Annotated[list[Annotated[str, Field(max_length=300)]], Field(max_length=64)] = Field(
+        default_factory=list,
+        description="Hosts that the program may send HTTP requests to: [scheme://]host[:port], *.host for all names "
+        "below one.",
+        json_schema_extra=rules(
+            rule(
+                f"self.all(host, host.matches('{HTTP_HOST}'))",
+                "spec.capabilities.http holds hosts: api.example.org, *.example.org:8443, https://example.org",
+            )
+        ),
+    )
+    secrets: Annotated[list[Annotated[str, Field(max_length=127)]], Field(max_length=64)] = Field(
+        default_factory=list,
+        description="Names of secrets of the runtimes that the program may have put into headers of its requests.",
+        json_schema_extra=rules(
+            rule(
+                "self.all(name, name.matches('^[A-Za-z0-9_-][A-Za-z0-9._-]*$'))",
+                "spec.capabilities.secrets holds names: letters, digits and . _ - make one",
+            )
+        ),
+    )
+
+
 class InferletSpec(ApiModel):
     """What the program is and how it runs."""
 
@@ -156,6 +184,10 @@ class InferletSpec(ApiModel):
         description="Journals of launches that don't say, in quotes: YAML takes on and off for booleans. `on`: a run "
         "whose journal can't be stored ends. `degrade`: it goes on without. `off`: there is none. Left out: the "
         "runtimes' default.",
+    )
+    capabilities: Capabilities = Field(
+        default_factory=Capabilities,
+        description="The most that each run may reach, within what the runtimes' settings allow. Left out: nothing.",
     )
     output: OutputMode = Field(
         default="status",

@@ -41,6 +41,7 @@ def entry(
         pool=pool,
         description=spec.description,
         durability=spec.durability or "",
+        capabilities=common_pb2.Capabilities(http=spec.capabilities.http, secrets=spec.capabilities.secrets),
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tartlet_cli.console.calls import with_client
-from tartlet_cli.console.options import json_option, server_option
+from tartlet_cli.console.options import capabilities_of, capability_options, json_option, server_option
 
 if TYPE_CHECKING:
     from tartlet.client import AsyncClient
@@ -34,10 +34,11 @@ def catalogue() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--description", default="", help="A description for people.")
 @click.option("--model", default="", metavar="NAME", help="Model of the program, unless a launch names another.")
+@capability_options
 @server_option
-def put(name: str, file: Path, description: str, model: str, server: str | None) -> None:
+def put(name: str, file: Path, description: str, model: str, server: str | None, **options: Any) -> None:
     """Check the program in FILE, store it under NAME, and print its digest. An older program NAME is replaced."""
-    from tartlet.model import CatalogueEntry, Source, check_name
+    from tartlet.model import Capabilities, CatalogueEntry, Source, check_name
     from tartlet_cli.console import exits
     from tartlet_common.errors.registry import InvalidArgument, InvalidSource, TartletError
 
@@ -51,7 +52,8 @@ def put(name: str, file: Path, description: str, model: str, server: str | None)
         raise click.BadParameter(str(e.fields["detail"]), param_hint="FILE") from e
     except TartletError as e:
         raise exits.fail(e) from e
-    entry = CatalogueEntry(name, source, model=model, description=description)
+    capabilities = capabilities_of(options) or Capabilities()
+    entry = CatalogueEntry(name, source, model=model, description=description, capabilities=capabilities)
 
     async def work(client: AsyncClient) -> str:
         await client.validate(source)  # else a mistake would show up only at the first launch

@@ -16,6 +16,7 @@ from tartlet_cli.console.calls import talk, with_client
 from tartlet_cli.console.options import (
     PROGRAM_ARGS,
     PassingCommand,
+    capabilities_of,
     capability_options,
     durability_of,
     journal_options,
@@ -68,7 +69,7 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
     if options["key"] and options["count"] > 1:
         raise click.UsageError("--count: launches with the same --key are one program; use a key for each", ctx)
     from tartlet.events import Accepted
-    from tartlet.model import Capabilities, LaunchSpec, Limits, Source
+    from tartlet.model import LaunchSpec, Limits, Source
     from tartlet_common.errors.registry import InvalidSource, TartletError
 
     try:
@@ -83,7 +84,7 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
             model=options["model"],
             limits=limits,
             durability=durability,
-            capabilities=Capabilities(http=options["http_hosts"]) if options["http_hosts"] else None,
+            capabilities=capabilities_of(options),
             idempotency_key=options["key"],
         )
     except InvalidSource as e:

@@ -23,6 +23,7 @@ from tartlet_cli.console import exits
 from tartlet_cli.console.calls import connect, on_signals, talk
 from tartlet_cli.console.options import (
     PROGRAM_ARGS,
+    capabilities_of,
     capability_options,
     durability_of,
     journal_options,
@@ -58,7 +59,7 @@ class RunOptions:
     inferlet: bool
     kube: Target | None
     limits: dict[str, Any]
-    http_hosts: tuple[str, ...] = ()
+    capabilities: Any = None  # what --allow-http and --allow-secret name
 
 
 @click.command(cls=RunCommand, context_settings=PROGRAM_ARGS, add_help_option=False)
@@ -143,7 +144,7 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
         inferlet=options["inferlet"],
         kube=kube if options["kube"] else None,
         limits=limits,
-        http_hosts=options["http_hosts"],
+        capabilities=capabilities_of(options),
     )
     raise SystemExit(execute(chosen))
 
@@ -294,7 +295,7 @@ class _Session:
             directory=directory,
             config=options.config,
             env=env,
-            flags=http_flags(options.http_hosts),
+            flags=http_flags(options.capabilities.http if options.capabilities else ()),
         )
         self._stack = LocalStack(config, report)
         self._progress.show(str(waiting))
@@ -316,7 +317,7 @@ class _Session:
             shutil.rmtree(directory, ignore_errors=True)
 
     async def _run_with(self, client: Any, source: Any, model: str) -> int:
-        from tartlet.model import Capabilities, LaunchSpec, Limits
+        from tartlet.model import LaunchSpec, Limits
 
         options = self._options
         spec = LaunchSpec(
@@ -326,7 +327,7 @@ class _Session:
             model=model,
             limits=Limits(**options.limits),
             durability=options.durability,
-            capabilities=Capabilities(http=options.http_hosts) if options.http_hosts else None,
+            capabilities=options.capabilities,
             seed=b"" if options.seed is None else options.seed,
         )
         run = await client.run(spec=spec)

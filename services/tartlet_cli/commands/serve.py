@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tartlet_cli.console import exits
-from tartlet_cli.console.options import PassingCommand, capability_options
+from tartlet_cli.console.options import F, PassingCommand, http_option
 
 if TYPE_CHECKING:
     from tartlet.local import LocalStack, StackEvent
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
 ROLES = ("control", "runtime", "worker", "gateway", "operator")
 _LAST_WORDS_S = 1.0  # at the end, for the reader of standard error to take the last lines
+
+
+def _allowed(f: F) -> F:
+    text = (
+        "Host that programs may send HTTP requests to, if their launches ask for it: [http[s]://]HOST[:PORT], *.HOST "
+        "for all names below one. May be given several times."
+    )
+    return http_option(f, text)
 
 
 @click.command(
@@ -58,7 +66,7 @@ _LAST_WORDS_S = 1.0  # at the end, for the reader of standard error to take the 
 @click.option(
     "--quiet", is_flag=True, help="Don't print the roles' log lines; the log files have them. Not with --role."
 )
-@capability_options
+@_allowed
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def serve(  # noqa: PLR0913 - one parameter an option

@@ -6,11 +6,14 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from tartlet_common.durability import DURABILITIES
+
+if TYPE_CHECKING:
+    from tartlet.model import Capabilities
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -146,12 +149,33 @@ def journal_options(f: F) -> F:
 
 
 def capability_options(f: F) -> F:
-    """Add `--allow-http`, which names hosts that the program may ask."""
+    """Add `--allow-http` and `--allow-secret`, which name what the program may reach."""
     text = (
         "Host that the program may send HTTP requests to: [http[s]://]HOST[:PORT], *.HOST for all names below one. "
         "May be given several times."
     )
+    f = click.option(
+        "--allow-secret",
+        "secrets",
+        metavar="NAME",
+        multiple=True,
+        help="Secret of the runtime that the program may have put into its requests' headers, several times.",
+    )(f)
+    return http_option(f, text)
+
+
+def http_option(f: F, text: str) -> F:
+    """Add `--allow-http` with a help text of the command's own."""
     return click.option("--allow-http", "http_hosts", metavar="HOST", multiple=True, help=text)(f)
+
+
+def capabilities_of(options: Mapping[str, Any]) -> Capabilities | None:
+    """Return what `--allow-http` and `--allow-secret` name; None if they name nothing."""
+    if not (options["http_hosts"] or options["secrets"]):
+        return None
+    from tartlet.model import Capabilities
+
+    return Capabilities(http=options["http_hosts"], secrets=options["secrets"])
 
 
 def durability_of(options: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tartlet_common.config.http_settings import HttpSettings
 from tartlet_common.config.paths import cache_dir, run_dir
 from tartlet_common.engine import defaults
 
@@ -149,7 +150,7 @@ class ControlSettings(_Settings):
     store_ca_file: Path | None = Field(None, description="PEM certificate of the CA of the store's Redis")
 
 
-class RuntimeSettings(_Settings):
+class RuntimeSettings(HttpSettings, _Settings):
     """Settings of `tartlet serve --role runtime`."""
 
     address: str = Field(
@@ -210,27 +211,6 @@ class RuntimeSettings(_Settings):
         60.0,
         ge=0,
         description="least seconds that a program's file waits for its next runtime, whatever journals_bytes is",
-    )
-    http_hosts: str = Field(
-        "",
-        pattern=r"^[^/@#?\\]*(https?://[^/@#?\\]*)*$",
-        json_schema_extra={"means": "[scheme://]host[:port], such as *.example.org or team-a=https://example.org"},
-        description="hosts that programs may send HTTP requests to, separated by commas, where their launches ask for "
-        "them too; *. stands for all names below one, TENANT= before a host gives it to one tenant alone; empty: none",
-    )
-    http_private_hosts: str = Field(
-        "",
-        pattern=r"^\s*([A-Za-z0-9*?._:\[\]-]+(/[0-9]{1,3})?\s*(,\s*|$))*$",
-        json_schema_extra={"means": "hosts and networks, such as tools.example.org:8443 or 10.1.0.0/16"},
-        description="hosts and networks among http_hosts that may have private addresses, separated by commas",
-    )
-    http_proxy: str = Field(
-        "",
-        json_schema_extra={"means": "http://HOST:PORT"},
-        description="proxy of programs' HTTP requests, which then chooses the addresses; empty: none",
-    )
-    http_authority: Path | None = Field(
-        None, description="PEM certificates of CAs that programs' HTTPS requests trust beside the system's"
     )
     client_grace_s: float = Field(
         5.0, ge=0, le=3600, description="seconds that the client of a run may take to find it at another runtime"

@@ -14,6 +14,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from tartlet_common.capabilities import ENTRY, Grant
 from tartlet_common.durability import check_durability
 from tartlet_common.errors.registry import (
     DiskFull,
@@ -192,6 +193,7 @@ def _check_texts(entry: control_pb2.CatalogueEntry) -> None:
         if len(text.encode()) > limit:
             raise InvalidArgument(argument=what, detail=f"longer than {limit} bytes")
     check_durability(entry.durability)
+    Grant.of(ENTRY, entry.capabilities.http, entry.capabilities.secrets)
 
 
 def without_data(entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntry:
@@ -205,6 +207,7 @@ def without_data(entry: control_pb2.CatalogueEntry) -> control_pb2.CatalogueEntr
         description=entry.description,
         pool=entry.pool,
         durability=entry.durability,
+        capabilities=entry.capabilities if entry.HasField("capabilities") else None,
     )
     short.source.CopyFrom(common_pb2.Source(language=source.language, filename=source.filename, digest=source.digest))
     return short

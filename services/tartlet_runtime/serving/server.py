@@ -201,8 +201,8 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     ) -> None:
         try:
             async with slowly:
-                asked, source = await self._sources.find(asked)
-                spec = specify(asked, source, self._table.limits, self._table.durability)
+                asked, source, entry = await self._sources.find(asked)
+                spec = specify(asked, source, self._table.limits, self._table.durability, entry)
                 maker = self._table.maker(spec) or await self._table.compile(spec)
             self._launch(spec, maker, asked, call, index)
         except TartletError as e:

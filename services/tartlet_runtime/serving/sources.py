@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 import grpc
 import grpc.aio
@@ -33,6 +34,14 @@ FETCH_TIMEOUT_S = 30.0
 _TIMEOUT_S = 5.0
 
 
+class Found(NamedTuple):
+    """A launch whose program was found."""
+
+    asked: programs_pb2.LaunchSpec  # with its inferlet's defaults
+    source: common_pb2.Source
+    capabilities: common_pb2.Capabilities | None  # the most that its inferlet's launches get; None: it has no inferlet
+
+
 class Sources:
     """Sources by digest, the most recent ones kept in memory."""
 
@@ -52,8 +61,8 @@ class Sources:
         """Of all sources that are kept."""
         return self._bytes
 
-    async def find(self, asked: programs_pb2.LaunchSpec) -> tuple[programs_pb2.LaunchSpec, common_pb2.Source]:
-        """Return the launch with its inferlet's defaults, and its source.
+    async def find(self, asked: programs_pb2.LaunchSpec) -> Found:
+        """Return the launch with its inferlet's defaults, its source, and what the inferlet may reach.
 
         Raises:
             UnknownInferlet: the catalogue has none of that name.
@@ -61,7 +70,7 @@ class Sources:
             Unavailable: control can't be reached.
         """
         if not asked.inferlet:
-            return asked, await self.resolve(asked.source)
+            return Found(asked, await self.resolve(asked.source), None)
         request = control_pb2.GetRequest(tenant=asked.tenant, name=asked.inferlet)
         entry = (await self._get(request)).entry
         if not entry.name:
@@ -70,7 +79,7 @@ class Sources:
             limits=entry.limits, model=entry.model, pool=entry.pool, durability=entry.durability
         )
         full.MergeFrom(asked)  # what the launch says wins over the catalogue
-        return full, await self.resolve(entry.source)
+        return Found(full, await self.resolve(entry.source), entry.capabilities)
 
     async def upload(self, chunks: AsyncIterator[common_pb2.BlobChunk]) -> str:
         """Take a source in chunks and keep it for launches by its digest. Returns the digest.

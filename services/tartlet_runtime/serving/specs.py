@@ -7,7 +7,7 @@ import os
 import uuid
 from dataclasses import replace
 
-from tartlet_common.capabilities import LAUNCH, Grant
+from tartlet_common.capabilities import ENTRY, LAUNCH, Grant
 from tartlet_common.durability import check_durability
 from tartlet_common.errors.registry import InvalidArgument, InvalidSource, SourceTooLarge
 from tartlet_protos import common_pb2, programs_pb2
@@ -22,7 +22,11 @@ _TRACE_KEYS = ("traceparent", "tracestate", "baggage")
 
 
 def specify(
-    asked: programs_pb2.LaunchSpec, source: common_pb2.Source, defaults: ProgramLimits, durability: str = "on"
+    asked: programs_pb2.LaunchSpec,
+    source: common_pb2.Source,
+    defaults: ProgramLimits,
+    durability: str = "on",
+    entry: common_pb2.Capabilities | None = None,
 ) -> ProgramSpec:
     """Check a launch and fill in what it leaves open.
 
@@ -31,6 +35,7 @@ def specify(
         source: holds the program's bytes.
         defaults: the runtime's limits.
         durability: what the runtime does for launches that don't say: "on", "degrade" or "off".
+        entry: what the program's entry in the catalogue lets it reach; None: it has none.
 
     Raises:
         InvalidArgument, SourceTooLarge, InvalidSource: as they say.
@@ -80,7 +85,7 @@ def specify(
         seed=asked.seed or os.urandom(_SEED_BYTES),
         seeded=bool(asked.seed),
         tied=asked.tie,
-        grants=(Grant.of(LAUNCH, asked.capabilities.http),),
+        grants=_grants(asked, entry),
         session=asked.session.id,
         parent_session=asked.session.parent if asked.session.id else "",
         ends_session=asked.session.ends,
@@ -88,6 +93,19 @@ def specify(
             key: value for key in _TRACE_KEYS if 0 < len((value := asked.trace.get(key, "")).encode()) <= MAX_NAME_BYTES
         },
     )
+
+
+def _grants(asked: programs_pb2.LaunchSpec, entry: common_pb2.Capabilities | None) -> tuple[Grant, ...]:
+    """Return what a launch and its entry allow. A launch that says nothing gets what its entry allows.
+
+    Raises:
+        InvalidArgument: a pattern or a name is none.
+    """
+    launch = Grant.of(LAUNCH, asked.capabilities.http, asked.capabilities.secrets)
+    if entry is None:
+        return (launch,)
+    whole = Grant.of(ENTRY, entry.http, entry.secrets)
+    return (whole, launch) if asked.HasField("capabilities") else (whole,)
 
 
 def _durability(asked: programs_pb2.LaunchSpec, default: str) -> str:

@@ -28,7 +28,7 @@ _ONE_ORIGINS: Final = frozenset({"authorization", "cookie"})
 _BODYS_OWN: Final = frozenset({"content-type", "content-encoding", "content-language", "content-location"})
 _SEE_OTHER: Final = frozenset({301, 302, 303})
 _REDIRECTS: Final = _SEE_OTHER | {307, 308}
-_FIELDS: Final = frozenset({"method", "url", "headers", "timeout_s", "redirects"})
+_FIELDS: Final = frozenset({"method", "url", "headers", "secrets", "timeout_s", "redirects"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Asked:
     timeout_s: float = 30.0
     redirects: int = 10  # how many may be followed; 0: a reply that redirects is the answer
     followed: int = 0
+    secrets: tuple[tuple[str, str], ...] = ()  # headers whose values name secrets: the host fills them in
 
     @property
     def repeats(self) -> bool:
@@ -70,12 +71,14 @@ class Asked:
             raise _refusal("url", "a text is wanted")
         if body and method in {"GET", "HEAD", "OPTIONS"}:
             raise _refusal("body", f"{method} has none")
-        headers = read_headers(told.get("headers", []))
+        headers, secrets = read_headers(told.get("headers", [])), read_headers(told.get("secrets", []))
+        if {name.lower() for name, _ in headers} & {name.lower() for name, _ in secrets}:
+            raise _refusal("secrets", "a header is given, too")
         timeout_s = _number("timeout_s", told.get("timeout_s", 30.0), MAX_TIMEOUT_S)
         redirects = _number("redirects", told.get("redirects", 10), MAX_REDIRECTS)
         if timeout_s <= 0 or redirects != int(redirects):
             raise _refusal("timeout_s" if timeout_s <= 0 else "redirects", "it is no such number")
-        return cls(method, Url.of(url), headers, body, float(timeout_s), int(redirects))
+        return cls(method, Url.of(url), headers, body, float(timeout_s), int(redirects), secrets=secrets)
 
     def after(self, status: int, location: str | None) -> Asked | None:
         """Return the next hop of a reply that redirects, or None if the reply is the answer.
@@ -98,9 +101,11 @@ class Asked:
         if (status in _SEE_OTHER and method == "POST") or (status == 303 and method not in {"GET", "HEAD"}):
             method, body = "GET", b""
             headers = tuple(pair for pair in headers if pair[0].lower() not in _BODYS_OWN)
+        secrets, followed = self.secrets, self.followed + 1
         if url.origin != self.url.origin:
             headers = tuple(pair for pair in headers if pair[0].lower() not in _ONE_ORIGINS)
-        return replace(self, method=method, url=url, headers=headers, body=body, followed=self.followed + 1)
+            secrets = ()
+        return replace(self, method=method, url=url, headers=headers, body=body, followed=followed, secrets=secrets)
 
 
 def read_headers(told: Any) -> tuple[tuple[str, str], ...]:

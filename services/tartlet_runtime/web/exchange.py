@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 import aiohttp
 
 from tartlet_common.abi import Op, Record
-from tartlet_common.capabilities import Grant
 from tartlet_common.errors.registry import (
     BodyTooLarge,
     Interrupted,
@@ -22,7 +21,7 @@ from tartlet_common.errors.registry import (
 )
 from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.web.asked import Asked
-from tartlet_runtime.web.sending import READ_AHEAD_BYTES, Sender, failed, translated
+from tartlet_runtime.web.sending import READ_AHEAD_BYTES, May, Sender, failed, translated
 
 MAX_OPEN: Final = 64
 """Requests that one program may have open."""
@@ -68,7 +67,7 @@ class Exchange:
         self.ledger.take(Use.REQUESTS, size_bytes)
         self.held_bytes += size_bytes
 
-    async def begin(self, sender: Sender, grants: Sequence[Grant]) -> bytes:
+    async def begin(self, sender: Sender, may: May) -> bytes:
         """Send the request, follow redirects, and return the head of the answer as JSON.
 
         Raises:
@@ -77,7 +76,7 @@ class Exchange:
         self.hold(_HELD_BYTES + len(self.asked.body))
         hop = self.asked
         while True:
-            reply = await self.stack.enter_async_context(sender.send(hop, grants))
+            reply = await self.stack.enter_async_context(sender.send(hop, may))
             after = hop.after(reply.status, reply.headers.get("Location"))
             if after is None:
                 break

@@ -14,7 +14,7 @@ from tartlet_common.errors.registry import InternalError, InvalidArgument, Tartl
 from tartlet_runtime.budget.ledger import Ledger
 from tartlet_runtime.web.asked import Asked
 from tartlet_runtime.web.exchange import Exchange, Exchanges, Part, interrupted
-from tartlet_runtime.web.sending import Sender, failed
+from tartlet_runtime.web.sending import May, Sender, failed
 
 log = logging.getLogger(__name__)
 _AWAIT = int(Flag.AWAIT)
@@ -96,14 +96,14 @@ class HttpOps:
         asked = Asked.of(payload[: record.a], payload[record.a :])
         _check_size(record.c)
         caller.web.admit(record.b)
-        grants = (*caller.grants, self._ceilings.of_tenant(caller.tenant))
-        check_http(grants, asked.url.origin)
+        may = self._may(caller)
+        check_http((*may.grants, may.ceiling), asked.url.origin)
         if caller.is_recovering and not asked.repeats:
             raise interrupted(asked, f"a {asked.method} isn't sent twice")
         exchange = self._open(caller, record, asked)
 
         async def work() -> Part:
-            head = await exchange.begin(self._sender, grants)
+            head = await exchange.begin(self._sender, may)
             return Part(head, *await exchange.read(record.c, whole=True))
 
         caller.leave(partial(self._start, caller, record, exchange, work))
@@ -130,11 +130,11 @@ class HttpOps:
                 return Part(b"", *await exchange.read(most, whole=bool(record.c)))
         else:
             lost.check()
-            grants = (*caller.grants, self._ceilings.of_tenant(caller.tenant))
+            may = self._may(caller)
             exchange = self._open(caller, record, lost.asked)
 
             async def work() -> Part:
-                lost.compare(await exchange.begin(self._sender, grants))
+                lost.compare(await exchange.begin(self._sender, may))
                 return Part(b"", *await exchange.read(most, whole=bool(record.c)))
 
         caller.leave(partial(self._start, caller, record, exchange, work))
@@ -144,6 +144,9 @@ class HttpOps:
         ticket = caller.web.drop(record.b)
         if ticket:
             caller.inbox.cancelled(ticket)
+
+    def _may(self, caller: Asker) -> May:
+        return May(caller.tenant, caller.grants, self._ceilings.of_tenant(caller.tenant))
 
     def _open(self, caller: Asker, record: Record, asked: Asked) -> Exchange:
         exchange = Exchange(asked, self._ledger, ticket=record.ticket)

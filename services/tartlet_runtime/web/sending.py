@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -24,6 +24,7 @@ from tartlet_common.egress.connecting import AddressRefused, checked_socket
 from tartlet_common.egress.hosts import Origin
 from tartlet_common.errors.registry import NotAllowed, RequestFailed, TartletError
 from tartlet_runtime.web.asked import Asked
+from tartlet_runtime.web.secrets import Secrets
 
 READ_AHEAD_BYTES: Final = 64 << 10
 """What is read of a body before the program asks; the client holds up to twice as much."""
@@ -31,6 +32,14 @@ CONNECTIONS: Final = 512
 _CONNECT_S: Final = 30.0
 _OWN: Final = {"User-Agent": f"tartlet/{version('tartlet')}", "Accept": "*/*", "Accept-Encoding": "identity"}
 _PRIVATE: Final = "Use a public address, or name the host in http_private_hosts, a setting of the runtime."
+
+
+class May(NamedTuple):
+    """What a program may do."""
+
+    tenant: str
+    grants: Sequence[Grant]  # of its launch and its entry in the catalogue
+    ceiling: Grant  # of its tenant
 
 
 class Sender:
@@ -45,6 +54,7 @@ class Sender:
         exceptions: Exceptions,
         proxy: str = "",
         authority: Path | None = None,
+        secrets: Secrets | None = None,
         resolver: AbstractResolver | None = None,
     ) -> None:
         """Open no connection yet.
@@ -53,30 +63,34 @@ class Sender:
             exceptions: addresses and hosts that may be reached although they aren't public.
             proxy: URL of a proxy, which then chooses the addresses; "" for none.
             authority: PEM file of CAs that are trusted beside the system's.
+            secrets: the host's; None: there are none.
             resolver: resolves names; None: as the system does.
         """
         self._exceptions = exceptions
         self._proxy = proxy
         self._authority = authority
+        self._secrets = secrets or Secrets()
         self._resolver = resolver
         self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by whether addresses are checked
         self._tls: ssl.SSLContext | None = None
 
     @contextlib.asynccontextmanager
-    async def send(self, asked: Asked, grants: Sequence[Grant]) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def send(self, asked: Asked, may: May) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send one hop; the reply's body is read within the block, and the connection is closed at its end.
 
         Raises:
-            NotAllowed: a grant, or the address, forbids the request.
+            NotAllowed: a grant, or the address, forbids the request, or a secret isn't bound to the host.
+            InvalidArgument, Unavailable: a secret has no such name, or no value.
             RequestFailed: there is no reply.
         """
         origin = asked.url.origin
-        check_http(grants, origin)
+        check_http((*may.grants, may.ceiling), origin)
+        own = self._secrets.headers(asked, may.tenant, may.grants)
         with translated(asked):
             async with self._session(origin).request(
                 asked.method,
                 URL(str(asked.url), encoded=True),
-                headers=list(_with_own(asked.headers)),
+                headers=[*_with_own(asked.headers), *own],
                 data=BytesIO(asked.body) if asked.body else None,
                 allow_redirects=False,
                 proxy=self._proxy or None,

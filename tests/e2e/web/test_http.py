@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tartlet import Capabilities, LaunchSpec, Source
+from tartlet import Capabilities, CatalogueEntry, LaunchSpec, Source
 from tartlet_runtime.wasm import HostConfig, WasmHost
 from tests.e2e.answers.test_replay import replay
 from tests.e2e.serving import client_of, environment, output, serving
@@ -16,7 +16,7 @@ from tests.runtime.web.servers import Heard, Server, answer
 from tests.runtime.web.servers import serving as serving_http
 
 FETCHES = Path(__file__).parent / "fetches.py"
-HOSTS = Capabilities(http=["127.0.0.1"])
+HOSTS = Capabilities(http=("127.0.0.1",))
 EXPECTED = [
     *(200, True, 3_000_000, sum(i % 251 for i in range(3_000_000)), "application/octet-stream"),
     *("POST /echo", True, "/put", "PUT /put", "data: 0", "data: 1", "data: 2", True, True, "timed out"),
@@ -71,6 +71,25 @@ async def test_the_command_line_names_hosts_and_a_native_program_asks_them_too(r
         assert code != 0
         assert "NotAllowed" in err
         assert "--allow-http" in err
+
+
+async def test_an_entry_of_the_catalogue_bounds_what_its_launches_get(run_dir: Path) -> None:
+    with serving(run_dir, "--allow-http", "127.0.0.1") as server:
+        async with client_of(server) as client, serving_http(answered) as web:
+            here, elsewhere = HOSTS, Capabilities(http=("example.org",))
+            for entry, launch, told in (
+                (here, None, "over"),
+                (here, HOSTS, "over"),
+                (here, elsewhere, "NotAllowed"),
+                (elsewhere, HOSTS, "NotAllowed"),
+                (Capabilities(), HOSTS, "NotAllowed"),
+            ):
+                await client.put([CatalogueEntry("a", Source.from_file(FETCHES), capabilities=entry)])
+                (kept,) = await client.catalogue()
+                assert kept.capabilities == entry
+                args = ["lost", web.url, "GET", "x", "{}"]
+                _, result = await output(client, LaunchSpec(inferlet="a", args=args, capabilities=launch))
+                assert json.loads(result or "")[1] == told, (entry, launch)
 
 
 async def test_a_server_without_hosts_refuses_what_a_launch_asks_for(run_dir: Path) -> None:

@@ -19,10 +19,16 @@ from tartlet_common.errors.registry import InvalidArgument, NotAllowed, RequestF
 from tartlet_runtime.budget.ledger import Ledger
 from tartlet_runtime.web.asked import Asked
 from tartlet_runtime.web.exchange import Exchange
-from tartlet_runtime.web.sending import Sender
+from tartlet_runtime.web.sending import May, Sender
 from tests.runtime.web.servers import Server, serving
 
-ALL = [Grant("a test", ("*",))]
+
+def may(host: str) -> May:
+    """What a program may do that may ask some hosts."""
+    return May("", [Grant("a test", (host,))], Grant("a test", (host,)))
+
+
+ALL = may("*")
 PRIVATE = [
     "127.0.0.1",
     "127.0.0.2",
@@ -174,7 +180,7 @@ async def test_a_redirect_is_checked_against_the_capability_too() -> None:
     async with serving() as other, serving() as server, sender(Exceptions.of(["127.0.0.1"])) as (made, _):
         exchange = Exchange(Asked("GET", Url.of(f"{server.url}/redirect?{other.url}/")), Ledger(1 << 30))
         with pytest.raises(NotAllowed):
-            await exchange.begin(made, [Grant("a test", (f"127.0.0.1:{server.port}",))])
+            await exchange.begin(made, may(f"127.0.0.1:{server.port}"))
         await exchange.close()
         assert (server.connections, other.connections) == (1, 0)
 

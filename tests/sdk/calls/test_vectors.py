@@ -56,6 +56,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     loop = Loop()
     _channel.channel.loop = loop
     yield backend
+    while KEPT:
+        KEPT.pop().close()
     loop.finish()
 
 

@@ -131,13 +131,14 @@ class _Asked:
 
     __slots__ = ("_body", "_head", "_method")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - as of the calls
         self,
         call: str,
         method: object,
         url: object,
         *,
         headers: Headers,
+        secrets: Headers,
         body: str | bytes | None,
         json: Any,
         timeout_s: float,
@@ -146,18 +147,20 @@ class _Asked:
         if not isinstance(method, str) or not isinstance(url, str):
             name, value = ("url", url) if isinstance(method, str) else ("method", method)
             raise refusals.refusal(call, name, f"{type(value).__name__} is no text")
-        pairs = _pairs(call, headers)
+        pairs, hidden = _pairs(call, "headers", headers), _pairs(call, "secrets", secrets)
         self._method = method.upper()
         self._body = _packed_body(call, body, json)
         if json is not None and not any(name.lower() == "content-type" for name, _ in pairs):
             pairs.append(("Content-Type", "application/json"))
-        head = {
+        head: dict[str, Any] = {
             "method": self._method,
             "url": url,
             "headers": pairs,
             "timeout_s": timeout_s,
             "redirects": redirects,
         }
+        if hidden:
+            head["secrets"] = hidden
         try:
             self._head = refusals.utf8(call, "url", json_texts.dumps(head, ensure_ascii=False))
         except (TypeError, ValueError) as e:
@@ -189,6 +192,7 @@ def http_stream(
     url: str,
     *,
     headers: Headers = (),
+    secrets: Headers = (),
     body: str | bytes | None = None,
     json: Any = None,
     timeout_s: float = 30.0,
@@ -200,6 +204,8 @@ def http_stream(
         method: GET, HEAD, OPTIONS, PUT, DELETE, POST or PATCH.
         url: http:// or https://, with a host that the program may ask.
         headers: a mapping, or pairs. The host sets Host, Content-Length and the like itself.
+        secrets: further headers, whose values name secrets of the host, as in `{"Authorization": "Bearer {openai}"}`.
+            The host fills them in. The program and its journal never see them.
         body: text (sent as UTF-8) or bytes; not with `json`.
         json: a value that is sent as JSON.
         timeout_s: seconds until the reply begins, and for each read of its body; at most 600.
@@ -222,7 +228,15 @@ def http_stream(
         launch it with --allow-http example.org
     """
     asked = _Asked(
-        "http_stream", method, url, headers=headers, body=body, json=json, timeout_s=timeout_s, redirects=redirects
+        "http_stream",
+        method,
+        url,
+        headers=headers,
+        secrets=secrets,
+        body=body,
+        json=json,
+        timeout_s=timeout_s,
+        redirects=redirects,
     )
     return _Opening(asked)
 
@@ -232,6 +246,7 @@ async def http_request(
     url: str,
     *,
     headers: Headers = (),
+    secrets: Headers = (),
     body: str | bytes | None = None,
     json: Any = None,
     timeout_s: float = 30.0,
@@ -254,7 +269,15 @@ async def http_request(
         an inferlet may not use HTTP requests to https://example.org
     """
     asked = _Asked(
-        "http_request", method, url, headers=headers, body=body, json=json, timeout_s=timeout_s, redirects=redirects
+        "http_request",
+        method,
+        url,
+        headers=headers,
+        secrets=secrets,
+        body=body,
+        json=json,
+        timeout_s=timeout_s,
+        redirects=redirects,
     )
     async with await asked.send(_WHOLE_BYTES) as stream:
         parts = []
@@ -294,14 +317,14 @@ async def http_post(url: str, body: str | bytes | None = None, **options: Any) -
     return await http_request("POST", url, body=body, **options)
 
 
-def _pairs(call: str, headers: Headers) -> list[tuple[str, str]]:
+def _pairs(call: str, argument: str, headers: Headers) -> list[tuple[str, str]]:
     try:
         pairs = [(name, value) for name, value in (headers.items() if isinstance(headers, Mapping) else headers)]
     except (TypeError, ValueError):
-        raise refusals.refusal(call, "headers", "a mapping, or pairs of texts are wanted") from None
+        raise refusals.refusal(call, argument, "a mapping, or pairs of texts are wanted") from None
     for pair in pairs:
         if not all(isinstance(text, str) for text in pair):
-            raise refusals.refusal(call, "headers", f"{pair!r} is no pair of texts")
+            raise refusals.refusal(call, argument, f"{pair!r} is no pair of texts")
     return pairs
 
 

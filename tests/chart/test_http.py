@@ -1,0 +1,82 @@
+"""Values of programs' HTTP requests: none by default; hosts open egress, and secrets are mounted and bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from e2e.cluster.network import flows
+from e2e.cluster.network.netpol import Flow, Host, Policies
+from tartlet_common.capabilities import Ceilings
+from tartlet_common.config.lists import listed
+from tartlet_common.config.settings import RuntimeSettings
+from tartlet_common.egress.addresses import Exceptions
+from tartlet_runtime.web.secrets import Secrets
+from tests.chart.render import named, of_kind, refusal, render
+
+HTTP = {
+    "hosts": ["*.example.org", "team-a=https://api.example.com:8443"],
+    "privateHosts": ["10.1.0.0/16", "tools.example.org"],
+    "ports": [443, 8443],
+    "secretName": "keys",
+    "secrets": ["openai=api.example.com", "team-a/key=*.example.org"],
+}
+
+
+def runtime(values: dict[str, Any] | None) -> tuple[dict[str, str], dict[str, Any]]:
+    pod = named(render(values), "Deployment", "tartlet-runtime")["spec"]["template"]["spec"]
+    env = {v["name"]: v["value"] for v in pod["containers"][0]["env"] if "value" in v}
+    return env, pod
+
+
+def reaches(values: dict[str, Any] | None, address: str, port: int) -> bool:
+    policies = Policies(of_kind(render(values), "NetworkPolicy"), {"prod": {}})
+    return not policies.refusals(Flow(flows.role("runtime", "tartlet", "prod"), Host(address), port))
+
+
+def test_by_default_programs_reach_no_host_and_runtimes_no_address() -> None:
+    env, pod = runtime(None)
+    assert not [name for name in env if name.startswith("TARTLET_RUNTIME_HTTP")]
+    assert "secrets" not in {volume["name"] for volume in pod["volumes"]}
+    assert not reaches(None, "93.184.216.34", 443)
+
+
+def test_values_are_settings_that_the_runtime_reads() -> None:
+    env, pod = runtime({"runtime": {"http": HTTP}})
+    given = {name.removeprefix("TARTLET_RUNTIME_").lower(): value for name, value in env.items() if "_HTTP_" in name}
+    settings = RuntimeSettings(**given)
+    assert Ceilings.of(listed(settings.http_hosts)).of_tenant("team-a").http == (
+        "*.example.org",
+        "https://api.example.com:8443",
+    )
+    assert Exceptions.of(listed(settings.http_private_hosts)).open("tools.example.org", 443)
+    Secrets.of(settings.http_secrets_dir, listed(settings.http_secrets))
+    mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounts["secrets"] == {"name": "secrets", "mountPath": str(settings.http_secrets_dir), "readOnly": True}
+    assert {"name": "secrets", "secret": {"secretName": "keys", "defaultMode": 0o444}} in pod["volumes"]
+
+
+def test_hosts_open_public_addresses_and_named_networks_at_the_ports() -> None:
+    values = {"runtime": {"http": HTTP}}
+    for address, port, passes in (
+        ("93.184.216.34", 443, True),
+        ("93.184.216.34", 8443, True),
+        ("93.184.216.34", 80, False),
+        ("10.1.2.3", 443, True),
+        ("10.2.2.3", 443, False),
+        ("169.254.169.254", 443, False),
+        ("192.168.1.1", 443, False),
+    ):
+        assert reaches(values, address, port) is passes, (address, port)
+
+
+def test_secrets_without_a_secret_and_hosts_that_are_none_are_refused() -> None:
+    assert "secretName" in refusal({"runtime": {"http": {"secrets": ["a=b.test"]}}})
+    mistakes: list[dict[str, Any]] = [
+        {"hosts": ["a, b"]},
+        {"hosts": "a"},
+        {"ports": []},
+        {"secrets": ["a"]},
+        {"host": ["a"]},
+    ]
+    for wrong in mistakes:
+        assert refusal({"runtime": {"http": wrong}})
