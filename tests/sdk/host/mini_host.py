@@ -18,6 +18,8 @@ import numpy as np
 
 from tartlet_common import abi
 from tartlet_common.abi import Event, Flag, Op
+from tartlet_common.capabilities import LAUNCH, Grant, check_http
+from tartlet_common.egress.hosts import Url
 from tartlet_common.engine import sample_options
 from tartlet_common.errors import registry as errors
 from tests.sdk.host import mini_grammar, mini_text
@@ -243,6 +245,12 @@ class MiniHost:
                 self.expected = command.a
             case Op.SET_PREFIX_CACHE:
                 self.names.caches.append((command.queue, command.a, command.b))
+            case Op.HTTP_REQUEST:
+                try:
+                    url = Url.of(json.loads(command.payload[: command.a])["url"])
+                    check_http([Grant(LAUNCH)], url.origin)  # a launch that names no host
+                except errors.TartletError as error:
+                    self.fail(command, error)
             case Op.GRAMMAR | Op.DEALLOC_GRAMMAR:
                 refused = self.grammars.run(command.op, command.a, command.b, command.payload)
                 if refused is None:

@@ -294,8 +294,8 @@ async def http_get(url: str, **options: Any) -> HttpReply:
         ...     try:
         ...         print((await http_get("http://10.0.0.1/")).text())
         ...     except errors.NotAllowed as e:
-        ...         print(e.remedy)
-        Name the host in the launch: --allow-http HOST, or `capabilities` of a LaunchSpec.
+        ...         print(e)
+        an inferlet may not use HTTP requests to http://10.0.0.1
     """
     return await http_request("GET", url, **options)
 

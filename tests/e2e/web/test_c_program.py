@@ -1,0 +1,53 @@
+"""A core-Wasm program in C sends a request and reads the reply piece by piece."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tartlet import Capabilities, LaunchSpec, Source
+from tests.e2e.serving import client_of, output, serving
+from tests.runtime.web.servers import serving as serving_http
+
+SDK = Path(__file__).parents[3] / "inferlets" / "sdk" / "c"
+PROGRAM = """
+#include "tartlet.h"
+static const char head[] = "{\\"method\\":\\"POST\\",\\"url\\":\\"URL/echo\\"}";
+static int32_t tartlet_main(void) {
+  if (tl_await(tl_http_read(9, 1))) return 3; // there is no request 9
+  tl_record *answer = tl_await(tl_http_request(1, head, sizeof head - 1, "ping", 4, 5));
+  if (!answer || answer->b) return 1;
+  tl_send(tl_payload(answer) + answer->a, answer->length - answer->a);
+  for (;;) {
+    answer = tl_await(tl_http_read(1, 7));
+    if (!answer) return 2;
+    tl_send(tl_payload(answer), answer->length);
+    if (answer->b) return 0;
+  }
+}
+"""
+
+
+def compiled(directory: Path, url: str) -> Source:
+    source, target = directory / "web.c", directory / "web.wasm"
+    source.write_text(PROGRAM.replace("URL", url))
+    flags = ["--target=wasm32-freestanding", "-Os", "-nostdlib", "-Wl,--no-entry"]
+    command = [sys.executable, "-m", "ziglang", "cc", *flags, "-I", str(SDK), "-o", str(target), str(source)]
+    subprocess.run(command, check=True, timeout=120)
+    return Source.from_file(target)
+
+
+async def test_a_program_in_c_reads_a_reply_piece_by_piece(run_dir: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ziglang")
+    async with serving_http() as web:
+        program = compiled(tmp_path, web.url)
+        with serving(run_dir, "--allow-http", "127.0.0.1") as server:
+            async with client_of(server) as client:
+                spec = LaunchSpec(source=program, capabilities=Capabilities(http=["127.0.0.1"]))
+                body, _ = await output(client, spec)
+    assert body.startswith(b"POST /echo\n")
+    assert body.endswith(b"\nping")
+    assert len(web.heard) == 1
