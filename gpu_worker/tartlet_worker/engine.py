@@ -22,6 +22,15 @@ def ignore_computing() -> None:
     """No-op callback."""
 
 
+Following = Callable[[Callable[[], bool]], Step | None]
+"""Waits for the step behind the one that runs, until the given function says that there is no time left. None: there
+is none yet. After a step was returned, that step must be the engine's next."""
+
+
+def nothing_follows(_: Callable[[], bool]) -> None:
+    """Return no step."""
+
+
 class Engine(Protocol):
     """A model with its pools on one device."""
 
@@ -36,13 +45,18 @@ class Engine(Protocol):
     def tokenizer_json(self) -> bytes:
         """Return the checkpoint's tokenizer.json, b"" if it has none."""
 
-    def step(self, step: Step, computing: Callable[[], None] = ignore_computing) -> StepResult:
+    def step(
+        self, step: Step, computing: Callable[[], None] = ignore_computing, following: Following = nothing_follows
+    ) -> StepResult:
         """Run a step to its end. All calls come from one thread.
 
         Args:
             step: the batches to run.
             computing: called when the device has begun to compute and this thread hardly needs the interpreter. A step
                 may end without calling it.
+            following: asked for the next step while the device computes this one, at most once. An engine may begin
+                the next step on the device before it reads the results of this one. An error of the next step is
+                raised by the call that runs the next step.
         """
 
     def reset(self) -> None:

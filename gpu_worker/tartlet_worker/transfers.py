@@ -52,6 +52,10 @@ class _Arena:
         """Wait for the last copy."""
         self._copied.synchronize()
 
+    def done(self) -> bool:
+        """Return whether the last copy has ended."""
+        return bool(self._copied.query())
+
 
 class Download:
     """A copy to the host that may be under way."""
@@ -59,8 +63,12 @@ class Download:
     def __init__(self, values: Tensor, arena: _Arena | None = None) -> None:
         self._values, self._arena = values, arena
 
+    def done(self) -> bool:
+        """Return whether `wait` would return at once."""
+        return self._arena is None or self._arena.done()
+
     def wait(self) -> I32:
-        """Wait for the copy and return the values, flat."""
+        """Wait for the copy and return the values, flat. At most one later copy may have begun."""
         if self._arena is not None:
             self._arena.wait()
         return np.array(self._values.numpy(), np.int32).reshape(-1)

@@ -9,7 +9,7 @@ from tartlet_common.engine.step import Kind, Step, StepResult
 from tartlet_common.engine.step_codec import step_from_proto, step_to_proto
 from tartlet_common.errors.registry import MalformedSubmission
 from tartlet_protos import engine_pb2
-from tartlet_worker.engine import ignore_computing
+from tartlet_worker.engine import Following, ignore_computing, nothing_follows
 from tartlet_worker.fake import FakeEngine
 
 PROTOCOL: Final = 1
@@ -34,6 +34,8 @@ class LastRelease(FakeEngine):
             raise MalformedSubmission(detail="unknown part: tables")
         return super().step(step_from_proto(frame), computing)
 
-    def step(self, step: Step, computing: Callable[[], None] = ignore_computing) -> StepResult:
+    def step(
+        self, step: Step, computing: Callable[[], None] = ignore_computing, following: Following = nothing_follows
+    ) -> StepResult:
         """Run a step as it comes out of its frame."""
         return self.take(step_to_proto(step), computing)

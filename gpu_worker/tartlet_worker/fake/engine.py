@@ -19,7 +19,7 @@ import psutil
 from tartlet_common.engine.spec import AdapterSpec, EngineSpec, with_adapters
 from tartlet_common.engine.step import Batch, BatchResult, Step, StepResult
 from tartlet_common.errors.registry import OutOfDeviceMemory
-from tartlet_worker.engine import ignore_computing
+from tartlet_worker.engine import Following, ignore_computing, nothing_follows
 from tartlet_worker.fake import model
 from tartlet_worker.fake.handlers import HANDLERS, Answers
 from tartlet_worker.fake.state import SLOT_BYTES, FakeOptions, FakeState
@@ -76,8 +76,10 @@ class FakeEngine:
         """Forget everything."""
         self.state.reset()
 
-    def step(self, step: Step, computing: Callable[[], None] = ignore_computing) -> StepResult:
-        """Run the batches in order.
+    def step(
+        self, step: Step, computing: Callable[[], None] = ignore_computing, following: Following = nothing_follows
+    ) -> StepResult:
+        """Run the batches in order. Nothing is begun ahead, so `following` isn't asked.
 
         Raises:
             EngineBroken: a command embedded `break_token`.

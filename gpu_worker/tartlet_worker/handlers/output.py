@@ -16,7 +16,7 @@ from tartlet_worker.handlers.registration import Resources, handles
 from tartlet_worker.handlers.statuses import BatchStatuses, one_each
 from tartlet_worker.history import Told, asked_columns, histories_full, options_of
 from tartlet_worker.pools import Pools
-from tartlet_worker.sampling.base import SampleParams, Sampler
+from tartlet_worker.sampling.base import SampleParams, Sampler, Targets
 from tartlet_worker.sampling.with_options import sample_with
 
 CHUNK_BYTES = 256 << 20
@@ -50,9 +50,14 @@ def get_next_dist(batch: GetNextDist, on: Resources) -> tuple[BatchResult, int]:
     return statuses.result(dist=(indptr, tokens, values)), 0
 
 
+def rows_at_once(vocab: int) -> int:
+    """Return how many rows of logits take at most `CHUNK_BYTES`."""
+    return max(1, CHUNK_BYTES // (4 * vocab))
+
+
 def _chunks(count: int, vocab: int) -> list[tuple[int, int]]:
-    """Return ranges [first, last) of rows whose logits take at most `CHUNK_BYTES`."""
-    step = max(1, CHUNK_BYTES // (4 * vocab))
+    """Return ranges [first, last) of rows whose logits are computed together."""
+    step = rows_at_once(vocab)
     return [(first, min(first + step, count)) for first in range(0, count, step)]
 
 
@@ -96,17 +101,9 @@ def sample_tokens(batch: Sample, on: Resources) -> tuple[BatchResult, int]:
     for first, last in _chunks(len(runs), vocab):
         part = runs[first:last]
         embed = batch.embed[part]
-        params = SampleParams(
-            temperature=batch.temperature[part],
-            top_k=batch.top_k[part],
-            top_p=batch.top_p[part],
-            min_p=batch.min_p[part],
-            seed=batch.seed[part],
-            draw=batch.draw[part],
-            position=pools.embed_position[embed],
-        )
+        params = params_of(batch, part, pools.embed_position[embed])
         if not asking:
-            token[part], logprob[part] = on.decoder.sample(pools, embed, params, on.sampler)
+            token[part], logprob[part] = on.decoder.sample(pools, embed, params, on.sampler, Targets(batch, part))
             continue
         logits = on.decoder.logits(pools, embed)
         options = {row: asking[b] for row, b in enumerate(part.tolist()) if b in asking}
@@ -123,6 +120,19 @@ def sample_tokens(batch: Sample, on: Resources) -> tuple[BatchResult, int]:
     if not asking:
         return statuses.result(token=token, ended=ended, logprob=logprob), 0
     return statuses.result(token=token, ended=ended, logprob=logprob, dist=asked_columns(asking, answers)), 0
+
+
+def params_of(batch: Sample, rows: npt.NDArray[np.int64], position: npt.NDArray[np.int32]) -> SampleParams:
+    """Return the parameters of some commands [N], whose embeds are at these positions [N]."""
+    return SampleParams(
+        temperature=batch.temperature[rows],
+        top_k=batch.top_k[rows],
+        top_p=batch.top_p[rows],
+        min_p=batch.min_p[rows],
+        seed=batch.seed[rows],
+        draw=batch.draw[rows],
+        position=position,
+    )
 
 
 class _Masks(NamedTuple):
@@ -167,8 +177,20 @@ def _check_source(statuses: BatchStatuses, embed: npt.NDArray[np.int32], indptr:
 
 
 def _check_params(statuses: BatchStatuses, batch: Sample) -> None:
-    """Fail commands with parameters out of range; the comparisons are written so that NaN fails them."""
-    good = (
+    """Fail commands with parameters out of range."""
+    statuses.fail(
+        ~params_in_range(batch),
+        lambda b: InvalidArgument(
+            argument="sampler",
+            detail=f"temperature {batch.temperature[b]}, top_k {batch.top_k[b]}, top_p {batch.top_p[b]}, "
+            f"min_p {batch.min_p[b]}: one is out of range",
+        ),
+    )
+
+
+def params_in_range(batch: Sample) -> Bools:
+    """Return [B]: whether the parameters of a command are in range. NaN isn't."""
+    return np.asarray(
         (batch.temperature >= 0)
         & np.isfinite(batch.temperature)
         & (batch.top_p >= 0)
@@ -176,14 +198,6 @@ def _check_params(statuses: BatchStatuses, batch: Sample) -> None:
         & (batch.min_p >= 0)
         & (batch.min_p <= 1)
         & (batch.top_k >= 0)
-    )
-    statuses.fail(
-        np.asarray(~good),
-        lambda b: InvalidArgument(
-            argument="sampler",
-            detail=f"temperature {batch.temperature[b]}, top_k {batch.top_k[b]}, top_p {batch.top_p[b]}, "
-            f"min_p {batch.min_p[b]}: one is out of range",
-        ),
     )
 
 

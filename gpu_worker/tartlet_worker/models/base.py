@@ -15,7 +15,7 @@ from tartlet_worker.attention.base import AttentionBatch
 from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.csr import I64, Ints
 from tartlet_worker.pools import Pools
-from tartlet_worker.sampling.base import F32, SampleParams, Sampler
+from tartlet_worker.sampling.base import F32, SampleParams, Sampler, Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,19 @@ class Decoder(Protocol):
     def logits(self, pools: Pools, embed: Ints) -> Tensor:
         """Compute the logits [N, vocab] float32 of output embeds [N] of the pool."""
 
-    def sample(self, pools: Pools, embed: Ints, params: SampleParams, sampler: Sampler) -> tuple[I64, F32]:
-        """Sample a token for each of N output embeds; return what `Sampler.sample` returns."""
+    def sample(
+        self,
+        pools: Pools,
+        embed: Ints,
+        params: SampleParams,
+        sampler: Sampler,
+        into: Targets,
+    ) -> tuple[I64, F32]:
+        """Sample a token for each of N output embeds; return what `Sampler.sample` returns.
+
+        The caller writes the tokens into their slots. `into` names these slots for decoders that keep tokens on the
+        device as well.
+        """
         return sampler.sample(self.logits(pools, embed), params)
 
     def finish(self, pools: Pools) -> None:

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from tartlet_worker.csr import I64
+from tartlet_common.engine.step import Sample
+from tartlet_worker.csr import I64, counts, owners, take, within
 
 F32 = npt.NDArray[np.float32]
 
@@ -39,6 +40,41 @@ class SampleParams:
     seed: npt.NDArray[np.uint64]
     draw: npt.NDArray[np.uint32]
     position: npt.NDArray[np.int32]
+
+
+def needs_sorting(params: SampleParams, vocab: int) -> npt.NDArray[np.bool_]:
+    """Return [N]: whether steps 3 or 4 drop something of a row of `vocab` logits."""
+    cut = ((params.top_k > 0) & (params.top_k < vocab)) | (params.top_p < 1)
+    return np.asarray((params.temperature > 0) & cut)
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where the tokens of N commands of a `sample` batch go."""
+
+    batch: Sample
+    rows: I64  # [N] the commands
+
+    @property
+    def slot(self) -> npt.NDArray[np.int32]:
+        """The token slots [N]."""
+        return self.batch.slot[self.rows]
+
+    def stops(self, most: int) -> npt.NDArray[np.int32] | None:
+        """Return the stop tokens of each command as [most, N], filled up with -1; None if a command has more.
+
+        Example:
+            >>> none = np.zeros(0)
+            >>> batch = Sample(*[none] * 9, stop=np.array([7, 8, 9]), stop_indptr=np.array([0, 1, 1, 3]))
+            >>> Targets(batch, np.array([0, 2])).stops(2).tolist()
+            [[7, 8], [-1, 9]]
+        """
+        stops, count = np.full((most, len(self.rows)), -1, np.int32), len(self.rows)
+        indices, indptr = take(self.batch.stop_indptr, self.rows)
+        if count and int(counts(indptr).max()) > most:
+            return None
+        stops[within(indptr), owners(indptr)] = self.batch.stop[indices]
+        return stops
 
 
 class Sampler(Protocol):

@@ -2,8 +2,9 @@
 
 Steps wait in a `SimpleQueue`. The loop gets each result when its step ends, so two steps in flight keep the engine busy
 while the network works. If the next step is waiting already, the loop gets the result when the device computes that
-step: any earlier, the loop's thread would take the interpreter while the device waits for work. An engine that raises
-is broken; the thread reports this and takes no further work.
+step: any earlier, the loop's thread would take the interpreter while the device waits for work. An engine that can
+begin a step before it has read the one before is given the next step early. An engine that raises is broken; the thread
+reports this and takes no further work.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from tartlet_common.engine import step_codec
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from tartlet_common.telemetry.steps import StepTracer
 
 log = logging.getLogger("tartlet.worker")
+
+_LOOK_AGAIN_S = 0.0002
+"""How often the thread looks whether the device is done, while the engine waits for a next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,21 @@ class _Afterwards:
     call: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
     link: int
     frame: engine_pb2.StepFrame
+    step: Step | None = None  # once it is decoded
+
+    def decoded(self) -> Step:
+        """Return the step of the frame; errors as `step_codec.step_from_proto`."""
+        if self.step is None:
+            self.step = step_codec.step_from_proto(self.frame)
+        return self.step
+
+
+_Item = _Work | _Reset | _Afterwards | None
+"""What the thread does next; None: it ends."""
 
 
 class EngineThread:
@@ -63,7 +78,8 @@ class EngineThread:
         self._engine = engine
         self._loop = loop
         self._finished = finished
-        self._queue: SimpleQueue[_Work | _Reset | _Afterwards | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Item] = SimpleQueue()
+        self._taken: list[_Item] = []  # from the queue, while a step ran: one item at most
         self._held: Finished | None = None  # the last report, until the loop gets it
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -106,10 +122,28 @@ class EngineThread:
                 break
         self._tell()
 
-    def _next(self) -> _Work | _Reset | _Afterwards | None:
+    def _next(self) -> _Item:
+        if self._taken:
+            return self._taken.pop() if not self._ending else None
         if self._queue.empty():  # there is no next step whose computing the report could wait for
             self._tell()
         return self._queue.get() if not self._ending else None
+
+    def _following(self, over: Callable[[], bool]) -> Step | None:
+        """See `tartlet_worker.engine.Following`."""
+        while not self._taken:
+            try:
+                self._taken.append(self._queue.get(timeout=_LOOK_AGAIN_S))
+            except Empty:
+                if over():
+                    return None
+        work = self._taken[0]
+        if not isinstance(work, _Work):
+            return None
+        try:
+            return work.decoded()
+        except Exception:  # noqa: BLE001 - reported when its turn comes
+            return None
 
     def _tell(self) -> None:
         """Give the loop the last report, unless it has it."""
@@ -122,7 +156,7 @@ class EngineThread:
 
     def _step(self, work: _Work) -> Finished:
         try:
-            step = step_codec.step_from_proto(work.frame)
+            step = work.decoded()
         except MalformedSubmission as e:
             return Finished(work.link, None, malformed=e)
         except Exception as e:  # noqa: BLE001 - our bug: control, which waits for the step, is told all the same
@@ -137,9 +171,9 @@ class EngineThread:
         """Run a step, and record its span below the span of control's step."""
         tracer = telemetry.step_tracer() if step.traceparent else None
         if tracer is None:
-            return self._engine.step(step, self._tell)
+            return self._engine.step(step, self._tell, self._following)
         start_ns = time.time_ns()
-        result = self._engine.step(step, self._tell)
+        result = self._engine.step(step, self._tell, self._following)
         telemetry.later(_record, tracer, step.traceparent, start_ns, time.time_ns(), result.computed_tokens)
         return result
 

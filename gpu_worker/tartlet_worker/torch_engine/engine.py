@@ -20,11 +20,12 @@ from collections.abc import Callable
 import torch
 
 from tartlet_common.engine.spec import EngineSpec
-from tartlet_common.engine.step import Batch, BatchResult, Kind, Step, StepResult
+from tartlet_common.engine.step import BatchResult, Kind, Step, StepResult
 from tartlet_common.errors.registry import EngineFailure, OutOfDeviceMemory, TartletError
-from tartlet_worker.engine import ignore_computing
+from tartlet_worker.engine import Following, ignore_computing, nothing_follows
 from tartlet_worker.grammar.grammars import Grammars
 from tartlet_worker.grammar.optional import GrammarSupport
+from tartlet_worker.graphs.decoder import GraphDecoder
 from tartlet_worker.handlers.registration import Resources
 from tartlet_worker.handlers.registry import HANDLERS
 from tartlet_worker.host_pages import HostPages
@@ -32,6 +33,7 @@ from tartlet_worker.models.base import Decoder
 from tartlet_worker.pools import Pools
 from tartlet_worker.sampling.base import Sampler
 from tartlet_worker.torch_engine.memory import use_device
+from tartlet_worker.torch_engine.next_step import NextStep
 
 _WITH_DECODER = frozenset({Kind.EMBED_TXT, Kind.FORWARD, Kind.SAMPLE, Kind.GET_NEXT_DIST})
 """Batches that use the pools' tensors through the decoder alone, which may put work off."""
@@ -56,6 +58,7 @@ class TorchEngine:
         self._host = host
         self._poisoned: set[int] = set()
         self._resources = Resources(spec, pools, decoder, sampler, self._poisoned)
+        self._next = NextStep(decoder, self._resources, self._begin) if isinstance(decoder, GraphDecoder) else None
 
     @property
     def spec(self) -> EngineSpec:
@@ -83,12 +86,16 @@ class TorchEngine:
 
     def reset(self) -> None:
         """See `Engine.reset`."""
+        if self._next is not None:
+            self._next.forget()
         self._pools.reset()
         self._poisoned.clear()
 
     @torch.inference_mode()
-    def step(self, step: Step, computing: Callable[[], None] = ignore_computing) -> StepResult:
-        """See `Engine.step`.
+    def step(
+        self, step: Step, computing: Callable[[], None] = ignore_computing, following: Following = nothing_follows
+    ) -> StepResult:
+        """See `Engine.step`. Decode steps that run as graphs are followed by the next step (`NextStep`).
 
         Raises:
             OutOfDeviceMemory: the device has no room for a batch's intermediate values.
@@ -98,18 +105,11 @@ class TorchEngine:
         use_device(self._spec.device)  # in this thread
         try:
             self._decoder.computing = computing
-            if len(step.clear_pages):
-                computing()
-            if self._host is not None:
-                self._host.copy_out(step.swaps)
-            self._pools.clear_pages(step.clear_pages)
-            if self._host is not None:
-                self._host.copy_in(step.swaps)
-            self._pools.clear_embeds(step.clear_embeds)
-            self._pools.clear_slots(step.clear_slots)
-            self._pools.tables.change(step.tables)
-            self._poisoned.difference_update(step.reset_lanes.tolist())
-            answers = [self._run(batch) for batch in step.batches]
+            if self._next is None or not self._next.take(step):
+                if len(step.clear_pages):
+                    computing()
+                self._begin(step)
+            answers = [self._run(step, at, following) for at in range(len(step.batches))]
             self._decoder.finish(self._pools)
         except TartletError:
             raise
@@ -126,10 +126,26 @@ class TorchEngine:
             device_s=time.perf_counter() - start,
         )
 
-    def _run(self, batch: Batch) -> tuple[BatchResult, int]:
+    def _begin(self, step: Step) -> None:
+        """Clear and change what a step wants cleared and changed before its batches."""
+        if self._host is not None:
+            self._host.copy_out(step.swaps)
+        self._pools.clear_pages(step.clear_pages)
+        if self._host is not None:
+            self._host.copy_in(step.swaps)
+        self._pools.clear_embeds(step.clear_embeds)
+        self._pools.clear_slots(step.clear_slots)
+        self._pools.tables.change(step.tables)
+        self._poisoned.difference_update(step.reset_lanes.tolist())
+
+    def _run(self, step: Step, at: int, following: Following) -> tuple[BatchResult, int]:
+        batch = step.batches[at]
         if batch.kind not in _WITH_DECODER:
             self._decoder.finish(self._pools)
-        return HANDLERS[batch.kind](batch, self._resources)
+        if self._next is None:
+            return HANDLERS[batch.kind](batch, self._resources)
+        with self._next.looked_for(step, at, following):
+            return HANDLERS[batch.kind](batch, self._resources)
 
     def _no_memory(self) -> OutOfDeviceMemory:
         return OutOfDeviceMemory(device=self._spec.device, asked_bytes="more", free_bytes=_free(self._spec))

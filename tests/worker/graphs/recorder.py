@@ -145,6 +145,7 @@ def with_recorded_graphs(
     recorder.lasting = lambda: {
         "columns": buffers.columns, "pages": buffers.pages, "embeds": pools.embeds, "kv": pools.kv,
         "cos": eager.rope.cos, "sin": eager.rope.sin, "answers": buffers.answers(1)[0],
+        "slot_token": buffers.slot_token, "slot_ended": buffers.slot_ended,
     }  # fmt: skip
     made.capture()
     return TorchEngine(engine.spec, made, pools, TorchSampler(), engine.tokenizer_json()), recorder

@@ -247,11 +247,11 @@ def test_random_programs_agree_with_a_plain_float64_model(name: str, size: int, 
 def test_commands_over_tables_give_what_page_lists_give(seed: int) -> None:
     pair = Pair("qwen2-window", "float32", {"attention": "torch-gather"}, seed)
     pair.tables = Driver(with_recorded_graphs(pair.tables.engine, BUCKETS)[0])
-    for _ in range(80):
-        pair.step()
-    decoder = pair.tables.engine.decoder
+    decoder, steps = pair.tables.engine.decoder, 0
     assert isinstance(decoder, GraphDecoder)
-    assert decoder.replays
+    while steps < 80 or not decoder.replays:  # some draw no plain decode for long
+        pair.step()
+        steps += 1
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off")

@@ -10,6 +10,7 @@ import torch
 from tartlet_worker.graphs.decoder import GraphDecoder
 from tartlet_worker.torch_engine.kv_budget import graph_bytes
 from tests.worker.graphs.test_graph_decoder import Programs, plain_driver
+from tests.worker.graphs.test_two_in_flight import Rig, compare, compare_pools, drawn, plain
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,6 +37,17 @@ def test_replays_tell_what_eager_steps_tell(name: str, *, lists: bool) -> None:
         programs.decode(chosen, hot=turn % 3 == 1, top_k=5 if turn % 9 == 4 else 0)
     programs.compare_pools()
     assert decoder.replays == before + 24
+
+
+def test_steps_in_flight_tell_what_they_tell_one_at_a_time() -> None:
+    steps, want, one = drawn("llama3-grouped", "gpu in flight", 100)
+    engine = plain(
+        "llama3-grouped", device="cuda", attention="triton", graphs="on", graph_buckets="1,2,4,8", kernels="torch"
+    )
+    rig = Rig(engine)
+    compare(rig.run(steps), want)
+    compare_pools(engine, one)
+    assert len(rig.ahead) > 5
 
 
 def test_graphs_hold_no_more_than_the_estimate() -> None:

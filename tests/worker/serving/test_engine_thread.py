@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -54,9 +54,9 @@ class Rig:
                 self.events.append("broken" if report.broken else f"told {report.result and report.result.number}")
             return told(callback, *args)
 
-        def begin(what: Step, *computing: Callable[[], None]) -> StepResult:
+        def begin(what: Step, *how: Any) -> StepResult:
             self.events.append(f"begins {what.number}")
-            return step(what, *computing)
+            return step(what, *how)
 
         def forget() -> None:
             self.events.append("reset")

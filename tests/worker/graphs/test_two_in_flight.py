@@ -1,0 +1,356 @@
+"""The next decode step begins before the last one is read, and gives what it gives one at a time; on the CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tartlet_common.engine import step_codec
+from tartlet_common.engine.step import Sample, Status, Step, StepResult
+from tartlet_common.errors.registry import EngineFailure, MalformedSubmission, OutOfDeviceMemory
+from tartlet_worker.graphs import decoder as decoder_module
+from tartlet_worker.graphs.ahead import Ahead
+from tartlet_worker.graphs.decoder import GraphDecoder, Launched
+from tartlet_worker.serving.engine_thread import EngineThread, Finished
+from tartlet_worker.torch_engine.engine import TorchEngine
+from tartlet_worker.torch_engine.loader import load_engine
+from tests.worker.driver import changes, dist_batch, embed_batch, forward_batch, i32, sample_batch
+from tests.worker.families import checkpoint
+from tests.worker.graphs.decode_streams import PAGES, SIZE, Stream, state, with_stops
+from tests.worker.graphs.late_device import device_of
+from tests.worker.graphs.recorder import with_recorded_graphs
+from tests.worker.seeds import rng as fresh
+
+
+class Rig:
+    """An engine whose decode steps run as graphs, and what it launched ahead."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        assert isinstance(engine.decoder, GraphDecoder)
+        self.engine, self.decoder = engine, engine.decoder
+        self.ahead: list[Ahead] = []
+        launch = self.decoder.launch
+
+        def noted(ahead: Ahead) -> Launched | None:
+            launched = launch(ahead)
+            self.ahead += [ahead] if launched is not None else []
+            return launched
+
+        self.decoder.launch = noted  # type: ignore[method-assign]
+
+    def run(self, steps: Sequence[Step], late: Callable[[], bool] = lambda: False) -> list[StepResult]:
+        """Run steps; each asks for the next one, which isn't there yet if `late` says so."""
+
+        def following(at: int) -> Step | None:
+            return None if late() or at + 1 == len(steps) else steps[at + 1]
+
+        return [self.engine.step(step, following=partial(_ask, following, at)) for at, step in enumerate(steps)]
+
+
+def _ask(following: Callable[[int], Step | None], at: int, _: Callable[[], bool]) -> Step | None:
+    return following(at)
+
+
+def recorded(name: str) -> Rig:
+    return Rig(with_recorded_graphs(plain(name), (1, 2, 4, 8))[0])
+
+
+def plain(name: str, **options: Any) -> TorchEngine:
+    sizes = {"page_size": SIZE, "num_pages": PAGES, "num_embeds": 128, "num_slots": 16, "attention": "torch-gather"}
+    return load_engine(checkpoint(name), **{**sizes, "dtype": "float32", "graphs": "off", **options})
+
+
+def drawn(name: str, seed: str, count: int, **how: Any) -> tuple[list[Step], list[StepResult], TorchEngine]:
+    """Draw steps with stop tokens that are really sampled; return them, their results one at a time, and the engine."""
+    rng = fresh(seed)
+    steps = Stream(rng, **how).steps(count)
+    engine = plain(name)
+    first = [engine.step(step) for step in steps]
+    steps = with_stops(steps, first, rng)
+    engine = plain(name)
+    return steps, [engine.step(step) for step in steps], engine
+
+
+def compare(mine: Sequence[StepResult], theirs: Sequence[StepResult]) -> None:
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.number == b.number
+        assert a.computed_tokens == b.computed_tokens, a.number
+        for x, y in zip(a.results, b.results, strict=True):
+            for column in ("status", "error", "token", "ended", "dist_token", "detail"):
+                assert np.array_equal(getattr(x, column), getattr(y, column)), (a.number, column)
+            np.testing.assert_allclose(x.logprob, y.logprob, atol=1e-4)
+
+
+def compare_pools(mine: TorchEngine, theirs: TorchEngine) -> None:
+    """Compare all that a later command could see. Pages hold nothing that no command stored, in either engine."""
+    for (name, a), (_, b) in zip(state(mine.pools).items(), state(theirs.pools).items(), strict=True):
+        assert np.array_equal(a, b), name
+    ours = mine.pools.kv[:, :, :PAGES].cpu()
+    torch.testing.assert_close(ours, theirs.pools.kv[:, :, :PAGES], atol=1e-4, rtol=1e-4)
+    pools = mine.pools
+    told = np.flatnonzero((pools.embed_position >= 0) & ~pools.embed_ended)
+    torch.testing.assert_close(pools.embeds[told].cpu(), theirs.pools.embeds[told], atol=1e-4, rtol=1e-4)
+    assert not mine.pools.kv[:, :, mine.pools.zero_page].any()
+
+
+@pytest.mark.parametrize(("name", "odd", "sampled"), [("llama3-grouped", 0.15, 8), ("qwen2-window", 0.4, 2)])
+def test_random_steps_give_what_they_give_one_at_a_time(
+    name: str, odd: float, sampled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder_module, "sampled_rows", lambda *_: sampled)  # larger batches have no graph for that
+    steps, want, theirs = drawn(name, f"in flight {name} {odd}", 100, odd=odd)
+    rig, rng = recorded(name), fresh(f"late {name}")
+    with device_of(rig.engine):
+        got = rig.run(steps, lambda: bool(rng.random() < 0.1))
+    compare(got, want)
+    compare_pools(rig.engine, theirs)
+    assert len(rig.ahead) > 5
+    assert sum(int((answer.status == Status.SKIPPED).any()) for r in got for answer in r.results) > 5
+
+
+def decoding(count: int, *, first: int = 6, stop: dict[int, int] | None = None, head: bool = False) -> list[Step]:
+    """Return a prompt of six tokens for two lanes, and decode steps behind it, as for programs that run ahead.
+
+    Args:
+        count: of decode steps.
+        first: position of the first one; below 6, later tokens are written anew.
+        stop: by step, a token that ends lane 0 in it.
+        head: let each step embed its own tokens, rather than the step in front of it.
+    """
+    stop, lanes, positions = stop or {}, (0, 1), range(6)
+    made = changes((0, 0, 0, [4, 9, 2, 11]), (1, 1, 0, [7, 3, 8, 5]))
+
+    def sampled(step: int) -> Any:
+        return sample_batch(
+            [{"embed": 20 + k, "slot": k, "lane": k, "stop": [stop[step]] if k == 0 and step in stop else [319]}
+             for k in lanes]
+        )  # fmt: skip
+
+    def embedded(step: int) -> Any:
+        return embed_batch([{"embed": [k], "slot": [k], "position": [first + step], "lane": k} for k in lanes])
+
+    prompt = (
+        embed_batch([{"embed": [30 + 8 * k + i for i in positions], "token": [5 * k + 7 + i for i in positions],
+                      "position": positions, "lane": k} for k in lanes]),
+        forward_batch([{"iemb": [30 + 8 * k + i for i in positions], "oemb": [20 + k], "table": k, "lane": k}
+                       for k in lanes]),
+        sampled(0),
+    )  # fmt: skip
+    steps = [Step(1, prompt if head else (*prompt, embedded(0)), tables=made)]
+    for step in range(count):
+        forward = forward_batch(
+            [{"iemb": [k], "oemb": [20 + k], "table": k, "okv_offset": first + step, "lane": k} for k in lanes]
+        )
+        around = (embedded(step),) if head else ()
+        after = () if head else (embedded(step + 1),)
+        steps.append(Step(2 + step, (*around, forward, sampled(step + 1), *after)))
+    return steps
+
+
+def tokens(results: Sequence[StepResult], lane: int = 0) -> list[int]:
+    return [int(result.results[-1 if len(result.results[-1].token) else -2].token[lane]) for result in results]
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_a_step_is_launched_before_the_one_before_it_is_read(*, head: bool) -> None:
+    steps, one = decoding(7, head=head), plain("llama3-grouped")
+    want = [one.step(step) for step in steps]
+    rig = recorded("llama3-grouped")
+    with device_of(rig.engine) as device:
+        compare(rig.run(steps), want)
+    order = ["launched 1"]
+    for k in range(2, 9):
+        order += [f"launched {k}", f"waits {k - 1}"]
+    assert device.log == [*order, "waits 8"]
+    assert len(rig.ahead) == 7
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_a_row_whose_slot_ended_leaves_no_trace(*, head: bool) -> None:
+    """Lane 0 ends while the next step, which would write over the prompt's last tokens, is on the device."""
+    one = plain("llama3-grouped")
+    said = tokens([one.step(step) for step in decoding(3, first=2, head=head)])
+    steps = decoding(3, first=2, stop={1: said[1]}, head=head)
+    rig = recorded("llama3-grouped")
+    pools, kept = rig.engine.pools, {}
+    with device_of(rig.engine):
+        for at, step in enumerate(steps):
+
+            def following(_: Any, at: int = at) -> Step | None:
+                kept[at] = pools.kv[:, :, [4, 9, 2, 11]].clone(), pools.embeds[[0, 20]].clone()
+                return steps[at + 1] if at + 1 < len(steps) else None
+
+            result = rig.engine.step(step, following=following)
+            if at == 1:
+                assert result.results[1 if not head else 2].ended.tolist() == [1, 0]
+                assert len(rig.ahead[-1].rows.embed) == 2, "the ended row was launched"
+            if at == 2:
+                assert result.results[-1 if head else 1].status.tolist() == [Status.SKIPPED, Status.OK]
+    for pages, embeds in (kept[2], (pools.kv[:, :, [4, 9, 2, 11]], pools.embeds[[0, 20]])):
+        assert torch.equal(pages, kept[1][0])
+        assert torch.equal(embeds, kept[1][1])
+    assert rig.decoder.buffers.slot_ended[:2].tolist() == [True, False]
+    assert [len(ahead.rows.embed) for ahead in rig.ahead] == [2, 2, 1], "later steps know it"
+
+
+def many_stops(step: Step, token: int) -> Step:
+    """Let lane 0 end with a token that is the ninth of its stop tokens."""
+    stop = [*range(300, 308), token]
+    batches = [
+        dataclasses.replace(batch, stop=i32(stop), stop_indptr=i32([0, 9, 9])) if isinstance(batch, Sample) else batch
+        for batch in step.batches
+    ]
+    return dataclasses.replace(step, batches=tuple(batches))
+
+
+def dist_behind(step: Step, _: int) -> Step:
+    """Read an output behind the sample, which the next step overwrites."""
+    return dataclasses.replace(step, batches=(*step.batches, dist_batch([{"embed": [20], "top_k": 5, "lane": 0}])))
+
+
+def embed_behind(step: Step, _: int) -> Step:
+    """Put a token into an embed that no forward takes, and that the next step overwrites."""
+    return dataclasses.replace(
+        step, batches=(*step.batches, embed_batch([{"embed": [21], "token": [9], "position": [3], "lane": 1}]))
+    )
+
+
+@pytest.mark.parametrize("change", [many_stops, dist_behind, embed_behind])
+def test_a_step_waits_for_what_the_device_can_not_know_in_time(change: Callable[[Step, int], Step]) -> None:
+    one = plain("llama3-grouped")
+    steps = decoding(3, head=True)
+    said = tokens([one.step(step) for step in steps])
+    steps[1] = change(steps[1], said[1])
+    one = plain("llama3-grouped")
+    want = [one.step(step) for step in steps]
+    rig = recorded("llama3-grouped")
+    with device_of(rig.engine):
+        compare(rig.run(steps), want)
+    compare_pools(rig.engine, one)
+    assert [int(ahead.rows.position[0]) for ahead in rig.ahead] == [6, 8], "the step behind the changed one waited"
+
+
+def test_an_answer_that_fails_is_the_failure_of_its_own_step() -> None:
+    steps, rig = decoding(4), recorded("llama3-grouped")
+    with device_of(rig.engine) as device:
+        device.breaks_at = 3
+        assert rig.engine.step(steps[0]).number == 1
+        assert rig.engine.step(steps[1], following=lambda _: steps[2]).number == 2
+        with pytest.raises(EngineFailure, match="illegal address"):
+            rig.engine.step(steps[2], following=lambda _: steps[3])
+    assert device.log[-2:] == ["launched 4", "waits 3"]
+
+
+def test_a_launch_that_fails_is_the_failure_of_the_step_that_was_launched() -> None:
+    steps, rig = decoding(3), recorded("llama3-grouped")
+    launch = rig.decoder.launch
+
+    def failing(ahead: Ahead) -> Launched | None:
+        if ahead.rows.position[0] == 7:
+            raise torch.OutOfMemoryError
+        return launch(ahead)
+
+    rig.decoder.launch = failing  # type: ignore[method-assign]
+    with device_of(rig.engine):
+        assert rig.engine.step(steps[0], following=lambda _: steps[1]).number == 1
+        assert rig.engine.step(steps[1], following=lambda _: steps[2]).number == 2
+        with pytest.raises(OutOfDeviceMemory):
+            rig.engine.step(steps[2], following=lambda _: steps[3])
+
+
+def test_a_step_that_comes_too_late_runs_as_ever() -> None:
+    steps, one = decoding(3), plain("llama3-grouped")
+    want = [one.step(step) for step in steps]
+    rig = recorded("llama3-grouped")
+    with device_of(rig.engine) as device:
+
+        def following(over: Callable[[], bool]) -> None:
+            assert not over()
+            device.arrive(len(device.copies))
+            assert over()
+
+        compare([rig.engine.step(step, following=following) for step in steps], want)
+    assert not rig.ahead
+
+
+def test_what_begins_early_may_be_forgotten() -> None:
+    steps, one = decoding(3), plain("llama3-grouped")
+    want = [one.step(step) for step in steps]
+    rig = recorded("llama3-grouped")
+    with device_of(rig.engine):
+        rig.engine.step(steps[0], following=lambda _: steps[1])
+        rig.engine.reset()
+        compare(rig.run(steps), want)
+
+
+class Reports:
+    """An engine's thread, and what it reports."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self.told: list[Finished] = []
+        self.thread = EngineThread(engine, asyncio.get_running_loop(), self.told.append)
+
+    def submit(self, step: Step) -> None:
+        self.thread.submit(1, step_codec.step_to_proto(step))
+
+    async def until(self, count: int) -> list[Finished]:
+        async with asyncio.timeout(30):
+            while len(self.told) < count:  # noqa: ASYNC110 - another thread appends
+                await asyncio.sleep(0.005)
+        await self.thread.stop()
+        return self.told
+
+
+async def test_the_engines_thread_gives_the_next_step_early() -> None:
+    steps, one = decoding(6), plain("llama3-grouped")
+    want = [one.step(step) for step in steps]
+    rig = recorded("llama3-grouped")
+    with device_of(rig.engine) as device:
+        device.polls = 3
+        reports = Reports(rig.engine)
+        for step in steps[:4]:
+            reports.submit(step)
+        reports.thread.afterwards(lambda: None)  # between two steps, so the second one isn't given early
+        for step in steps[4:]:
+            reports.submit(step)
+        reports.thread.start()
+        told = await reports.until(7)
+    compare([step_codec.result_from_proto(report.result) for report in told if report.result is not None], want)
+    assert [ahead.rows.position[0] for ahead in rig.ahead] == [6, 7, 8, 10, 11]
+
+
+async def test_the_thread_reports_an_error_for_the_step_that_failed() -> None:
+    steps, rig = decoding(4), recorded("llama3-grouped")
+    with device_of(rig.engine) as device:
+        device.breaks_at = 3
+        reports = Reports(rig.engine)
+        for step in steps:
+            reports.submit(step)
+        reports.thread.start()
+        told = await reports.until(3)
+    assert [report.result.number if report.result is not None else 0 for report in told] == [1, 2, 0]
+    assert isinstance(told[2].broken, EngineFailure)
+    assert len(rig.ahead) == 3, "the step behind it was on the device"
+
+
+async def test_a_frame_that_makes_no_sense_is_reported_in_its_turn() -> None:
+    steps, rig = decoding(3), recorded("llama3-grouped")
+    frame = step_codec.step_to_proto(steps[2])
+    frame.batches[0].kind = 99
+    with device_of(rig.engine) as device:
+        device.polls = 3
+        reports = Reports(rig.engine)
+        reports.submit(steps[0])
+        reports.submit(steps[1])
+        reports.thread.submit(1, frame)
+        reports.thread.start()
+        told = await reports.until(3)
+    assert [report.result.number if report.result is not None else 0 for report in told] == [1, 2, 0]
+    assert isinstance(told[2].malformed, MalformedSubmission)
