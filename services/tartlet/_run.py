@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import grpc.aio
 
@@ -15,6 +15,17 @@ from tartlet._calls import translated
 from tartlet._following import Following
 from tartlet.events import Accepted, Ended, Event
 from tartlet_common.errors.registry import Disconnected, InternalError, InvalidArgument, TartletError
+
+
+class Followed(Protocol):
+    """Reads one program's events, whatever they come by."""
+
+    def cancel(self) -> None:
+        """Stop following."""
+
+    async def read(self) -> Sequence[Any]:
+        """Return the next events, each offset once."""
+        ...
 
 
 class Run:
@@ -32,7 +43,7 @@ class Run:
         ended: the program's end, once it was received.
     """
 
-    def __init__(self, program_id: str, guest_token: str, following: Following, first: Sequence[Any] = ()) -> None:
+    def __init__(self, program_id: str, guest_token: str, following: Followed, first: Sequence[Any] = ()) -> None:
         """Read from `following`; `first` holds events that were already read."""
         self.program_id = program_id
         self.guest_token = guest_token  # admits the process of a native program

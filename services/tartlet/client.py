@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import grpc.aio
 
@@ -19,7 +19,7 @@ from tartlet._run import Run, launched
 from tartlet.events import Accepted, Event
 from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source, check_source
 from tartlet_common.config.paths import run_dir
-from tartlet_common.errors.registry import Disconnected, InternalError, TartletError
+from tartlet_common.errors.registry import Disconnected, InternalError, InvalidArgument, TartletError
 from tartlet_common.rpc import endpoints, error_proto
 from tartlet_common.rpc.paging import pages
 from tartlet_common.rpc.tenancy import Scope
@@ -38,6 +38,26 @@ Entries = list[CatalogueEntry]
 Digests = list[str]
 
 
+def is_http(address: str | None) -> bool:
+    """Return whether an address is that of a gateway."""
+    return (address or "").startswith(("http://", "https://"))
+
+
+@cache
+def over_http(cls: type[Any]) -> type[Any]:
+    """Return a client's class with its calls over HTTP.
+
+    Raises:
+        InvalidArgument: the library that speaks HTTP isn't installed.
+    """
+    try:
+        from tartlet._http.calls import HttpCalls
+    except ImportError as e:
+        remedy = "pip install 'tartlet[http]'"
+        raise InvalidArgument(argument="address", detail=f"clients over HTTP need httpx: {e}", remedy=remedy) from e
+    return type(cls.__name__, (HttpCalls, cls), {"__doc__": cls.__doc__})
+
+
 class AsyncClient(ControlCalls):
     """A connection to a runtime, and to control's catalogue where that is used.
 
@@ -52,12 +72,15 @@ class AsyncClient(ControlCalls):
                 print(run.ended.usage.per_token_s)
 
     Args:
-        address: the runtime's address, `unix:/path` or `host:port`; default: that of a local `tartlet serve`.
+        address: the runtime's address, `unix:/path` or `host:port`, or that of a gateway, `https://host:port`;
+            default: that of a local `tartlet serve`.
         control: control's address, for the catalogue; default: $TARTLET_CLIENT_CONTROL, or else the socket beside the
             runtime's Unix socket.
         tls: the client's identity, needed for TCP; default: the files that $TARTLET_CLIENT_TLS_CERTIFICATE, _KEY and
             _AUTHORITY name, in the release's domain $TARTLET_CLIENT_TLS_DOMAIN. When the files change, new calls use a
             new connection.
+        key: an API key, for an address `http://...` or `https://...` of a gateway; default: $TARTLET_CLIENT_KEY. Such a
+            client needs `pip install 'tartlet[http]'`.
         tenant: act for this tenant alone, even if the certificate or the socket allows others.
         retry_s: seconds during which a launch with an idempotency key is repeated while there is no answer, and a run
             of `attach` takes up a broken connection again; 0: never.
@@ -66,6 +89,12 @@ class AsyncClient(ControlCalls):
     method documents.
     """
 
+    def __new__(cls, address: str | None = None, **options: Any) -> Self:
+        """Make the client that the address asks for: over HTTP for `http://...` and `https://...`, else over gRPC."""
+        del options
+        made: Self = object.__new__(over_http(cast("Any", cls)) if is_http(address) else cls)
+        return made
+
     def __init__(
         self,
         address: str | None = None,
@@ -73,8 +102,11 @@ class AsyncClient(ControlCalls):
         control: str | None = None,
         tls: endpoints.Tls | None = None,
         tenant: str | None = None,
+        key: str | None = None,
         retry_s: float = 30.0,
     ) -> None:
+        if key is not None:
+            raise InvalidArgument(argument="key", detail="keys are for gateways, at http:// or https:// addresses")
         self.address = address or f"unix:{run_dir()}/runtime.sock"
         self._control_address = control or environment.control()
         self._tls = tls or environment.identity()

@@ -9,6 +9,7 @@ from pathlib import Path
 from tartlet_common.rpc.endpoints import Tls
 
 CONTROL = "TARTLET_CLIENT_CONTROL"
+KEY = "TARTLET_CLIENT_KEY"
 TLS_CERTIFICATE = "TARTLET_CLIENT_TLS_CERTIFICATE"
 TLS_KEY = "TARTLET_CLIENT_TLS_KEY"
 TLS_AUTHORITY = "TARTLET_CLIENT_TLS_AUTHORITY"
@@ -32,6 +33,11 @@ def identity() -> Tls | None:
     files = (os.environ.get(name) for name in (TLS_CERTIFICATE, TLS_KEY, TLS_AUTHORITY))
     certificate, key, authority = (Path(file) if file else None for file in files)
     return Tls.of(_Files(certificate, key, authority, os.environ.get(TLS_DOMAIN, "")))
+
+
+def key() -> str | None:
+    """Return the API key for gateways if the environment has one."""
+    return os.environ.get(KEY) or None
 
 
 def control() -> str | None:

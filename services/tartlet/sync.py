@@ -137,9 +137,10 @@ class Client:
         control: str | None = None,
         tls: Tls | None = None,
         tenant: str | None = None,
+        key: str | None = None,
     ) -> None:
+        self._client = AsyncClient(address, control=control, tls=tls, tenant=tenant, key=key)
         self._loop = _Loop()
-        self._client = AsyncClient(address, control=control, tls=tls, tenant=tenant)
 
     def __enter__(self) -> Self:
         return self

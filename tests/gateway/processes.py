@@ -27,9 +27,11 @@ class OwnGateway:
 
 
 @contextlib.contextmanager
-def own_gateway(gateway: Gateway, directory: Path, host: str = "127.0.0.1", **env: str) -> Iterator[OwnGateway]:
+def own_gateway(
+    gateway: Gateway, directory: Path, host: str = "127.0.0.1", port: int = 0, **env: str
+) -> Iterator[OwnGateway]:
     """Runs a gateway in front of `gateway`'s runtime; `env` are settings in capitals."""
-    port = free_port()
+    port = port or free_port()
     log = directory / "gateway.log"
     settings = {"ADDRESS": f"{host}:{port}", "RUNTIME": gateway.server.address, **env}
     variables = {f"TARTLET_GATEWAY_{name}": value for name, value in settings.items()}

@@ -63,6 +63,7 @@ class Launch(Program, kw_only=True):
     seed: int | None = None
     session: str = ""
     parent_session: str = ""
+    ends_session: bool = False
     stream: bool = False
     tied: bool = False
 
@@ -73,7 +74,7 @@ class Launch(Program, kw_only=True):
             BadSessionError: a name is too long.
         """
         if self.session:
-            return own_session(tenant, self.session, self.parent_session)
+            return own_session(tenant, self.session, self.parent_session, ends=self.ends_session)
         return session_of(headers, {}, tenant)
 
     def spec(self, named: Session, key: str = "") -> tartlet.LaunchSpec:
