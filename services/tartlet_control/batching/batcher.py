@@ -7,22 +7,20 @@ asks it for plans. Policies, predictions of step times and of returns, and all t
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Final
+from typing import Any
 
-from tartlet_common.abi import Priority
 from tartlet_control.batching import accounting
 from tartlet_control.batching.gather import Dispatch, Limits, gather
 from tartlet_control.batching.policies import Policy
 from tartlet_control.batching.return_times import WORTH, ReturnTimes
 from tartlet_control.batching.step_times import StepTimes
 from tartlet_control.batching.view import Away, View
+from tartlet_control.batching.waiting import Waiting
 from tartlet_control.calls.registry import RUNS_LAYERS
 from tartlet_control.order import book
 from tartlet_control.order.orders import Order
 from tartlet_control.order.shares import Shares
 from tartlet_control.tables.programs import Command, CommandQueue, ProgramState
-
-_NORMAL: Final = int(Priority.NORMAL)
 
 
 class SentStep:
@@ -59,7 +57,7 @@ class Batcher:
         self.shares = shares or Shares()
         self.order = order or Order()
         """Which program's commands go first. Another order takes effect with the next plan."""
-        self.waiting: dict[CommandQueue, None] = {}  # queues with an engine command at their head
+        self.waiting = Waiting()  # queues with an engine command at their head
         self.in_flight: deque[SentStep] = deque()
         self.only: ProgramState | None = None
         """A program that may have killed engines: nothing else shares its steps."""
@@ -95,17 +93,16 @@ class Batcher:
         if queue.answered_s:
             self.return_times.back(queue, arrived)
         accounting.ready(queue, arrived)
-        self.waiting[queue] = None
+        self.waiting.add(queue)
 
     def unready(self, queue: CommandQueue) -> None:
         """Drop a queue that has nothing for the engine now."""
-        if queue in self.waiting:
-            del self.waiting[queue]
+        if self.waiting.discard(queue):
             book.withdraws(queue.thread)
 
     def forget(self, queue: CommandQueue) -> None:
         """Drop a queue that has ended."""
-        self.waiting.pop(queue, None)
+        self.waiting.discard(queue)
         self.return_times.forget(queue)
 
     def clear(self) -> list[SentStep]:
@@ -114,7 +111,6 @@ class Batcher:
             self.unready(queue)
         lost = list(self.in_flight)
         self.in_flight.clear()
-        self.waiting.clear()
         self.return_times.clear()
         return lost
 
@@ -126,8 +122,14 @@ class Batcher:
         if not self.waiting or len(self.in_flight) >= self._depth:
             return []
         if self.only is not None:
-            queues = [queue for queue in self.waiting if queue.program is self.only]
-            return [] if self.in_flight else gather(queues, self._limits, self.order.rank, now)
+            alone = Waiting()
+            for queue in self.waiting:
+                if queue.program is self.only:
+                    alone.add(queue)
+            lanes, rebuilds = alone.lanes(self.order, now), all(queue.id < 0 for queue in alone)
+            dispatches = [] if self.in_flight else gather(lanes, self._limits, now, rebuilds=rebuilds)
+            alone.clear()
+            return dispatches
         plan = self._policy(self._view(now), now)
         if not plan.dispatches:
             self.look_at = plan.look_at
@@ -155,6 +157,10 @@ class Batcher:
         self.shares.settled(step.charged, step.of_tenant, device_s)
         accounting.settled(step.batches, step.queues, self.waiting, device_s, now)
 
+    def ranked(self, now: float) -> list[CommandQueue]:
+        """Return the queues that wait, by the order of programs."""
+        return self.waiting.ranked(self.order, now)
+
     def _view(self, now: float) -> View:
         return View(
             self.waiting,
@@ -162,8 +168,7 @@ class Batcher:
             self._depth,
             self._limits,
             self.order,
-            self.shares if len({queue.program.tenant for queue in self.waiting}) > 1 else None,
-            prioritised=any(queue.priority != _NORMAL for queue in self.waiting),
+            self.shares if self.waiting.tenants > 1 else None,
             running=self._running(),
             away=self._away(),
             expected=self.return_times.expected(now),

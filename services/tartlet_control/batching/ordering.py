@@ -1,4 +1,4 @@
-"""Sorts waiting commands: tenants by their shares, a tenant's programs by rank, a program's queues by priority.
+"""Arranges waiting commands: tenants by their shares, a tenant's programs by rank, a program's queues by priority.
 
 A priority moves a command only among the places that its own program has. So no program gets ahead of another by giving
 its queues a high priority.
@@ -10,57 +10,41 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from tartlet_common.abi import Priority
-from tartlet_control.order import orders
-from tartlet_control.order.book import Thread
 from tartlet_control.order.shares import Shares
 from tartlet_control.tables.programs import Command, CommandQueue, ProgramState
 
-Rank = Callable[[Thread, float], orders.Rank]
-"""Where a thread's waiting command stands at a time; the lowest goes first."""
 T = TypeVar("T")
 
 _NORMAL: Final = int(Priority.NORMAL)
 _HIGH: Final = int(Priority.HIGH)
 
 
-def sort(
-    entries: Sequence[T],
-    head: Callable[[T], Command],
-    rank: Rank,
-    now: float,
-    starved_s: float,
-    shares: Shares | None = None,
+def arrange(
+    entries: list[T], head: Callable[[T], Command], now: float, starved_s: float, shares: Shares | None = None
 ) -> list[T]:
     """Return entries, each with a command at its head, in the order in which they go.
 
     Args:
-        entries: to sort.
+        entries: by the ranks of their threads; the list may be changed.
         head: returns the command of an entry.
-        rank: of the threads.
         now: in seconds.
         starved_s: a command that has waited longer counts as of high priority within its program.
         shares: of the tenants; None: the entries are of one tenant.
     """
-    found = sorted(entries, key=lambda entry: rank(head(entry).queue.thread, now))
-    if any(head(entry).queue.priority != _NORMAL for entry in found):
-        _by_priority(found, head, now - starved_s)
+    if any(head(entry).queue.priority != _NORMAL for entry in entries):
+        _by_priority(entries, head, now - starved_s)
     if shares is not None:
-        return shares.mix(found, lambda entry: head(entry).queue.program.tenant, lambda entry: head(entry).tokens)
-    return found
+        return shares.mix(entries, lambda entry: head(entry).queue.program.tenant, lambda entry: head(entry).tokens)
+    return entries
 
 
-def first(
-    queues: Sequence[CommandQueue], rank: Rank, now: float, starved_s: float, shares: Shares | None = None
-) -> Command:
-    """Return the command that goes first, as `sort` has it, without sorting. `queues` have a command at their head."""
+def first(queues: Sequence[CommandQueue], now: float, starved_s: float, shares: Shares | None = None) -> Command:
+    """Return the command that goes first, as `arrange` has it. `queues` have a command at their head, by rank."""
     if shares is not None:
         tenant = min(queues, key=lambda queue: shares.time(queue.program.tenant)).program.tenant
         queues = [queue for queue in queues if queue.program.tenant == tenant]
-    best = min(queues, key=lambda queue: rank(queue.thread, now))
-    if all(queue.priority == _NORMAL for queue in queues):
-        return best.pending[0]
-    own = [queue.pending[0] for queue in queues if queue.program is best.program]
-    return sort(own, _itself, rank, now, starved_s)[0]
+    own = [queue.pending[0] for queue in queues if queue.program is queues[0].program]
+    return arrange(own, _itself, now, starved_s)[0]
 
 
 def _itself(command: Command) -> Command:

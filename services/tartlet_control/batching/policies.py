@@ -56,7 +56,7 @@ def adaptive(view: View, now: float) -> Plan:
 
 def _has_room(view: View, more: int) -> bool:
     """Return whether one batch takes `more` queues beside those that wait, and no waiting queue has a priority."""
-    return 0 < more <= view.limits.batch_commands - len(view.queues) and not view.prioritised
+    return 0 < more <= view.limits.batch_commands - len(view.queues) and not view.queues.prioritised
 
 
 def eager(view: View, now: float) -> Plan:
@@ -65,7 +65,7 @@ def eager(view: View, now: float) -> Plan:
         return NOTHING
     if not view.queues:
         return NOTHING
-    command = first(list(view.queues), view.order.rank, now, view.limits.starved_s, view.shares)
+    command = first(view.queues.ranked(view.order, now), now, view.limits.starved_s, view.shares)
     return Plan([Dispatch(command.kind, [command])])
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tartlet_control.batching.gather import Dispatch, Limits, gather
+from tartlet_control.batching.waiting import Waiting
 from tartlet_control.order.orders import Order
 from tartlet_control.order.shares import Shares
-from tartlet_control.tables.programs import CommandQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +25,22 @@ class Away:
 class View:
     """What a policy sees of an engine. Its queues are live, and not to be changed."""
 
-    queues: Collection[CommandQueue]  # with an engine command at their head
+    queues: Waiting  # with an engine command at their head
     in_flight: int  # steps sent and unanswered
     depth: int  # steps that may be in flight
     limits: Limits
-    order: Order = field(default_factory=Order)  # of programs
+    order: Order  # of programs
     shares: Shares | None = None  # of tenants; None: one tenant has all queues
-    prioritised: bool = False  # some queue has another priority than normal
     running: tuple[float, float] = (0.0, 0.0)  # when the step that runs now should end, and its whole duration, in s
     away: Away = Away()
     expected: tuple[int, float] = (0, 0.0)  # queues whose next command is due any moment, and until when to wait
 
     def gather(self, now: float) -> list[Dispatch]:
         """Return the next step of what waits now."""
-        return gather(self.queues, self.limits, self.order.rank, now, self.shares)
+        queues = self.queues
+        rebuilds = all(queue.id < 0 for queue in queues)
+        lanes = queues.lanes(self.order, now)
+        return gather(lanes, self.limits, now, self.shares, plain=not queues.prioritised, rebuilds=rebuilds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,7 @@ class CommandIntake:
         if record.a not in Priority.__members__.values():
             raise InvalidArgument(argument="priority", detail=f"{record.a} is none")
         queue.priority = record.a
+        self._runner.advance(queue)  # so that the batcher knows
         self._answer(program, record)
 
     def _cancel(self, program: ProgramState, queue: CommandQueue | None, record: Record, _: memoryview) -> None:

@@ -162,7 +162,7 @@ def history_field(key: book.Key | None) -> bytes:
 def sizes(known: Sizes) -> bytes:
     """Return the entry of how much past runs used: the counts of the buckets that have any."""
     counts = {str(i): count for i, count in enumerate(known.counts.tolist()) if count}
-    return _dump({"seen": known.seen, "counts": counts})
+    return _dump({"seen": known.seen, "counts": counts, "service_s": known.service_s, "tokens": known.tokens})
 
 
 def sizes_of(value: bytes) -> Sizes:
@@ -181,6 +181,8 @@ def sizes_of(value: bytes) -> Sizes:
         if bucket not in _BUCKETS:
             raise BadEntry("a bucket is none")
         found.counts[_BUCKETS[bucket]] = _number(counts, bucket)
+    if "tokens" in told:
+        found.service_s, found.tokens = _number(told, "service_s"), _number(told, "tokens")
     found.total = float(found.counts.sum())
     if not 0 < found.total <= MOST_RUNS:
         raise BadEntry("the counts are too many, or none")

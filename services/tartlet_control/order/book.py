@@ -7,7 +7,7 @@ reads each token before it asks for the next is idle for a moment after each: `C
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
@@ -76,6 +76,8 @@ class Program:
     remaining_s: float = inf
     """Device time that the program still needs. Only a simulation knows this."""
     threads: dict[int, Thread] = field(default_factory=dict)
+    watchers: list[Callable[[Program], None]] = field(default_factory=list)
+    """Called when something that ranks depend on was noted of the program."""
 
     def wait_s(self, now: float, threads: Iterable[Thread]) -> float:
         """Return how long the calls of the program have waited, with the active ones of its `threads`."""
@@ -111,6 +113,12 @@ class Book:
         ]
 
 
+def changed(program: Program) -> None:
+    """Tell those who keep ranks of a program's threads that the ranks may have changed."""
+    for watcher in program.watchers:
+        watcher(program)
+
+
 def waits(thread: Thread, now: float) -> None:
     """Note that a thread has something to compute and waits for a step. A thread that was idle begins a call."""
     if thread.idle_since is not None:
@@ -126,6 +134,7 @@ def waits(thread: Thread, now: float) -> None:
         thread.forgiven = (0.0, 0.0)
     if thread.waits_since is None:
         thread.waits_since = now
+        changed(thread.program)
 
 
 def runs(thread: Thread, now: float) -> None:
@@ -133,6 +142,7 @@ def runs(thread: Thread, now: float) -> None:
     if thread.waits_since is not None:
         thread.waited_s += now - thread.waits_since
         thread.waits_since = None
+        changed(thread.program)
 
 
 def idles(thread: Thread, now: float) -> None:
@@ -145,6 +155,7 @@ def withdraws(thread: Thread) -> None:
     """Note that what a thread waited for won't be computed. The wait so far doesn't count."""
     if thread.waits_since is not None:
         thread.idle_since, thread.waits_since = thread.waits_since, None
+        changed(thread.program)
 
 
 def serve(thread: Thread, device_s: float, tokens: int = 0) -> None:
@@ -155,6 +166,7 @@ def serve(thread: Thread, device_s: float, tokens: int = 0) -> None:
     thread.turn_s += device_s
     program.service_s += device_s
     program.critical_s = max(program.critical_s, thread.base_s + thread.service_s)
+    changed(program)
 
 
 def ends_call(thread: Thread, now: float) -> None:
@@ -169,6 +181,7 @@ def ends_call(thread: Thread, now: float) -> None:
         thread.turn_steps, thread.turn_s = 0, 0.0
         thread.waited_s = thread.service_s = 0.0
         thread.forgiven = (0.0, 0.0)
+        changed(program)
 
 
 def boost(thread: Thread, quantum_s: float, now: float) -> None:
@@ -176,3 +189,4 @@ def boost(thread: Thread, quantum_s: float, now: float) -> None:
     program = thread.program
     program.boosted_to_s = program.service_s + quantum_s
     thread.forgiven = (thread.wait_s(now), thread.service_s)
+    changed(program)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tartlet_control.order.book import Program
+from tartlet_control.order.book import Program, changed
 from tartlet_control.order.sizes import History
 
 MOST_TOKENS: Final = 1 << 31
@@ -26,6 +26,7 @@ def expect(program: Program, tokens: int) -> None:
         >>> left(program), program.believed_to
         (50, 200)
     """
+    changed(program)
     if tokens <= 0:
         program.expected_to = 0
         return

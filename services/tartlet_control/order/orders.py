@@ -9,13 +9,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from tartlet_control.order import expecting
-from tartlet_control.order.book import Thread
+from tartlet_control.order.book import Thread, changed
 from tartlet_control.order.sizes import History
 
 Rank = tuple[float, float, int]
+_ROUNDING_S: Final = 1e-4
+"""More than the rounding errors of sums of times, in seconds of a clock that runs for years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Order:
     def rank(self, thread: Thread, now: float) -> Rank:
         """Return where a thread's waiting command stands. The lowest rank goes first."""
         rank = ORDERS[self.name](self, thread, now)
-        return (float("-inf"), *rank[1:]) if stays(self, thread) else rank
+        return (-inf, *rank[1:]) if stays(self, thread) else rank
 
 
 def stays(order: Order, thread: Thread) -> bool:
@@ -69,6 +72,30 @@ def chosen(order: Order, thread: Thread) -> None:
     if not stays(order, thread):
         thread.turn_steps, thread.turn_s = 0, 0.0
     thread.turn_steps += 1
+    changed(thread.program)
+
+
+def steady_until(order: Order, thread: Thread, now: float) -> float:
+    """Return until when a thread's rank stays as it is, if nothing is noted of its program meanwhile.
+
+    Only that a waiting call starves comes with the time alone. Around that time the rank may change at any moment,
+    because the sum of times that are compared is rounded. With `round-robin`, threads that don't wait rank by the time.
+    """
+    since = thread.waits_since
+    if since is None:
+        return now if order.name == "round-robin" else inf
+    if not order.boosts:
+        return inf
+    waited_s, served_s = thread.waited_s - thread.forgiven[0], -thread.forgiven[1]
+    if order.name == "mlfq":
+        served_s += thread.service_s
+    else:
+        waited_s += thread.program.waited_s
+        served_s += thread.program.service_s
+    starves_s = since + order.starved_at * max(served_s, order.quantum_s) - waited_s
+    if now > starves_s + _ROUNDING_S:
+        return inf
+    return max(now, starves_s - _ROUNDING_S)
 
 
 def _quantum_s(order: Order, thread: Thread) -> float:
@@ -134,7 +161,7 @@ def gittins(order: Order, thread: Thread, now: float) -> Rank:
     """Rank by how soon the program is likely to end, as itself or past runs of the same program tell."""
     program = thread.program
     if _first(order, thread, now):
-        return (float("-inf"), thread.arrived_s, program.number)
+        return (-inf, thread.arrived_s, program.number)
     return (-expecting.index(order.history, program), thread.arrived_s, program.number)
 
 

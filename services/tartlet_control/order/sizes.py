@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -82,17 +83,29 @@ def gittins(masses: np.ndarray) -> list[float]:
     return index
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was computed from the runs of one kind of program, or of all."""
+
+    runs: int
+    index: list[float]
+    token_s: float
+    """Device time of a token; 0 if no run told its tokens."""
+
+
 class History:
     """What past runs tell of the programs that run now, for each (tenant, name, digest) and for all together."""
 
-    __slots__ = ("_index", "_keys", "_most", "_population", "on_change")
+    __slots__ = ("_keys", "_known", "_most", "_population", "on_change", "version")
 
     def __init__(self, most_keys: int = 4096) -> None:
         """`most_keys`: kinds of programs to remember; the one that ended longest ago is forgotten first."""
         self._keys: dict[Key, Sizes] = {}
         self._population = Sizes()
-        self._index: dict[Key, tuple[int, list[float]]] = {}  # with the number of runs it was computed from
+        self._known: dict[Key | None, _Known] = {}  # None: of the runs of all programs
         self._most = most_keys
+        self.version = 0
+        """Grows whenever an index or a token's time that was told before may be another now."""
         self.on_change: Callable[[Key | None], object] = _nothing
         """Called with a kind of program that has ended a run or was forgotten; None: all programs together."""
 
@@ -112,42 +125,56 @@ class History:
         if key is None:
             if not self._population.total:
                 self._population = sizes
+                self._forget(None)
         elif key not in self._keys and len(self._keys) < self._most:
             self._keys[key] = sizes
+            self._forget(key)
+
+    def _forget(self, of: Key | None) -> None:
+        """Let what was computed of a kind of program, or of all, be computed again."""
+        self._known.pop(of, None)
+        self.version += 1
 
     def ended(self, key: Key, service_s: float, tokens: int = 0) -> None:
         """Note a run of a program that ended after so much service and so many tokens (0: that isn't known)."""
-        sizes = self._keys.pop(key, None) or Sizes()
+        sizes = self._keys.pop(key, None)
+        if sizes is None:
+            sizes = Sizes()
+            self.version += 1  # its programs were judged by the runs of all
         self._keys[key] = sizes
         sizes.add(service_s, tokens)
         self._population.add(service_s, tokens)
         if len(self._keys) > self._most:
             oldest = next(iter(self._keys))
             del self._keys[oldest]
-            self._index.pop(oldest, None)
+            self._forget(oldest)
             self.on_change(oldest)
+        for of, runs in ((key, sizes.seen), (None, self._population.seen)):
+            known = self._known.get(of)
+            if known is not None and runs > known.runs * (1 + REFRESH):
+                self._forget(of)
         self.on_change(key)
         self.on_change(None)
 
     def index(self, key: Key, service_s: float) -> float:
         """Return the Gittins index, in 1/s, of a program that has had so much service."""
-        sizes = self._keys.get(key)
-        known = self._population.seen if sizes is None else sizes.seen
-        of_key = key if sizes is not None else ("", "", "")
-        made = self._index.get(of_key)
-        if made is None or known > made[0] * (1 + REFRESH):
-            made = self._index[of_key] = (known, gittins(self._masses(sizes)))
-        return _at(made[1], service_s)
+        return _at(self._of(key).index, service_s)
 
     def token_s(self, program: Program) -> float:
         """Return the device time of a program's token: as in past runs of the program, else its own, else of all."""
-        sizes = self._keys.get(program.key)
-        if sizes is not None and sizes.tokens and sizes.service_s:
-            return sizes.service_s / sizes.tokens
-        if program.tokens and program.service_s:
+        if program.key not in self._keys and program.tokens and program.service_s:
             return program.service_s / program.tokens
-        population = self._population
-        return population.service_s / population.tokens if population.tokens else USUAL_TOKEN_S
+        return self._of(program.key).token_s or USUAL_TOKEN_S
+
+    def _of(self, key: Key) -> _Known:
+        sizes = self._keys.get(key)
+        of = None if sizes is None else key
+        known = self._known.get(of)
+        if known is None:
+            runs = self._population if sizes is None else sizes
+            token_s = runs.service_s / runs.tokens if runs.tokens else 0.0
+            known = self._known[of] = _Known(runs.seen, gittins(self._masses(sizes)), token_s)
+        return known
 
     def _masses(self, sizes: Sizes | None) -> np.ndarray:
         masses = _PRIOR.copy()

@@ -157,9 +157,7 @@ def _places(core: Core, now: float) -> dict[str, int]:
     """Return the place of each program with waiting commands among those of its engine: 1 goes first."""
     places: dict[str, int] = {}
     for batcher in core.batchers.values():
-        rank = batcher.order.rank
-        ranked = sorted((rank(queue.thread, now), queue.program.id) for queue in batcher.waiting)
-        for place, program_id in enumerate(dict.fromkeys(name for _, name in ranked), 1):
+        for place, program_id in enumerate(dict.fromkeys(queue.program.id for queue in batcher.ranked(now)), 1):
             places[program_id] = min(place, places.get(program_id, place))
     return places
 
