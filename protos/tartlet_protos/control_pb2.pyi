@@ -998,6 +998,8 @@ class PoolOrder(_message.Message):
     STARVED_AT_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     SHORT_TOKENS_FIELD_NUMBER: _builtins.int
+    PREEMPT_FIELD_NUMBER: _builtins.int
+    EVERY_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     """TENANT/POOL"""
     order: _builtins.str
@@ -1008,6 +1010,10 @@ class PoolOrder(_message.Message):
     """of contexts on the pool's engines, such as "locality"; "": control's own"""
     short_tokens: _builtins.int
     """placement autellix: calls of at most so many tokens go anywhere; 0: control's own"""
+    preempt: _builtins.str
+    """when a call may be stopped for others: "step", "quantum", "call"; "": control's own"""
+    every: _builtins.int
+    """steps for which a choice stands, with "step"; 0: control's own"""
     @_builtins.property
     def quanta_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """rising bounds of the queues, in device time; none: control's own"""
@@ -1021,10 +1027,12 @@ class PoolOrder(_message.Message):
         starved_at: _builtins.float = ...,
         placement: _builtins.str = ...,
         short_tokens: _builtins.int = ...,
+        preempt: _builtins.str = ...,
+        every: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "placement", b"placement", "pool", b"pool", "quanta_s", b"quanta_s", "short_tokens", b"short_tokens", "starved_at", b"starved_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["every", b"every", "order", b"order", "placement", b"placement", "pool", b"pool", "preempt", b"preempt", "quanta_s", b"quanta_s", "short_tokens", b"short_tokens", "starved_at", b"starved_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

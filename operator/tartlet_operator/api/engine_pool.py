@@ -132,6 +132,15 @@ class Scheduling(ApiModel):
         le=1_000_000,
         description="A program that has waited this many times its service goes first for one quantum; 0: never.",
     )
+    preempt: Literal["step", "quantum", "call"] | None = Field(
+        default=None,
+        description="When a call that computes may be stopped for others; unset: as control's settings say. `step`: at "
+        "each step. `quantum`: once it has had the quantum of its queue. `call`: not before its end.",
+    )
+    every: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None,
+        description="Steps for which the choice of calls stands, with `step`; unset: as control's settings say.",
+    )
     placement: Literal["least-used", "round-robin", "autellix", "locality"] | None = Field(
         default=None,
         description="Which engine a context is placed on; unset: as control's settings say. `least-used`: the one with "

@@ -17,6 +17,8 @@ def order_of(pool: str, scheduling: Scheduling) -> control_pb2.PoolOrder:
         starved_at=scheduling.starved_at,
         placement=scheduling.placement or "",
         short_tokens=scheduling.short_tokens if scheduling.placement else 0,
+        preempt=scheduling.preempt or "",
+        every=scheduling.every or 0,
     )
 
 
@@ -25,4 +27,5 @@ def scheduling_of(order: control_pb2.PoolOrder) -> Scheduling:
     quanta = [max(1, round(s * 1000)) for s in order.quanta_s]
     told: dict[str, Any] = {"order": order.order, "quanta_milliseconds": quanta, "starved_at": round(order.starved_at)}
     told |= {"placement": order.placement or None, "short_tokens": order.short_tokens or SHORT_TOKENS}
+    told |= {"preempt": order.preempt or None, "every": order.every or None}
     return Scheduling.model_construct(**told)

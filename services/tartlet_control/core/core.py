@@ -263,13 +263,17 @@ class Core:
         starved_at: float,
         placement: str = "",
         short_tokens: int = 0,
+        *,
+        preempt: str = "",
+        every: int = 0,
     ) -> None:
         """Let a pool's engines follow another order of programs and another placement; "": control's own.
 
         Raises:
             InvalidArgument, Overloaded: as `PoolOrders.change`.
         """
-        self.orders.change(pool, name, quanta_s, starved_at, self.batchers, placement, short_tokens)
+        stops = preempt, every
+        self.orders.change(pool, name, quanta_s, starved_at, self.batchers, placement, short_tokens, stops)
         self.engines_version += 1
 
     def cordon(self, engine_id: str, *, drain: bool = False) -> EngineState:

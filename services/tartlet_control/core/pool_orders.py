@@ -39,6 +39,8 @@ class PoolOrders:
         )
         self.of_pool: dict[str, Order] = {}
         """By the paths of pools, TENANT/POOL."""
+        self.stops: dict[str, tuple[str, int]] = {}
+        """When the pools of `of_pool` let calls be stopped, as asked: `preempt` and `every` ("", 0: as control)."""
         self.placement = placement_of(settings.placement, settings.placement_short_tokens)
         self.placements: dict[str, Placement] = {}
         """By the paths of pools that have a placement of their own."""
@@ -60,6 +62,7 @@ class PoolOrders:
         batchers: Mapping[EngineState, Batcher],
         placement: str = "",
         short_tokens: int = 0,
+        stops: tuple[str, int] = ("", 0),
     ) -> None:
         """Give a pool an order, or control's own order again.
 
@@ -71,6 +74,7 @@ class PoolOrders:
             batchers: of all engines; those of the pool follow the order from now on.
             placement: of contexts on the pool's engines, as `placement_of` takes it; "" for that of control.
             short_tokens: as `placement_of` takes them; 0 for those of control.
+            stops: `preempt` and `every` as `order_of` takes them; "" and 0 for those of control.
 
         Raises:
             InvalidArgument: there is no such order or placement, or its parameters are wrong.
@@ -85,13 +89,15 @@ class PoolOrders:
                 quanta_s or self.default.bounds_s,
                 starved_at,
                 self._history,
-                self.default.preempt,
-                self.default.every,
+                stops[0] or self.default.preempt,
+                stops[1] or self.default.every,
             )
+            self.stops[pool] = stops
             if placed is not None:
                 self.placements[pool] = placed
         else:
             self.of_pool.pop(pool, None)
+            self.stops.pop(pool, None)
         if not name or not placement:
             self.placements.pop(pool, None)
         for engine, batcher in batchers.items():

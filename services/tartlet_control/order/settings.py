@@ -11,6 +11,7 @@ from tartlet_control.order.orders import LIVE, Order
 from tartlet_control.order.sizes import History
 
 MOST_QUANTA: Final = 64
+MOST_EVERY: Final = 1024
 PREEMPTS: Final = ("step", "quantum", "call")
 
 
@@ -42,7 +43,7 @@ def order_of(
         starved_at: wait over service at which a program goes first for one quantum (beta); 0: never.
         history: what `gittins` knows of past runs.
         preempt: one of `PREEMPTS`, as `Order` has it.
-        every: steps for which a choice stands, at least 1.
+        every: steps for which a choice stands, 1 to 1024.
 
     Raises:
         InvalidArgument: there is no such order, or the quanta don't rise above 0.
@@ -57,6 +58,6 @@ def order_of(
         raise InvalidArgument(argument="order_starved_at", detail=f"{starved_at} must be at least 0")
     if preempt not in PREEMPTS:
         raise InvalidArgument(argument="order_preempt", detail=f"{preempt!r} is none of {', '.join(PREEMPTS)}")
-    if every < 1:
-        raise InvalidArgument(argument="order_every", detail=f"{every} must be at least 1")
+    if not 1 <= every <= MOST_EVERY:
+        raise InvalidArgument(argument="order_every", detail=f"{every} must be 1 to {MOST_EVERY}")
     return Order(name, bounds, starved_at, preempt, every, history)

@@ -319,7 +319,14 @@ class ControlService(control_pb2_grpc.ControlServicer):
         try:
             greeting.check_id("pool", asked.pool)
             self._core.set_order(
-                asked.pool, asked.order, asked.quanta_s, asked.starved_at, asked.placement, asked.short_tokens
+                asked.pool,
+                asked.order,
+                asked.quanta_s,
+                asked.starved_at,
+                asked.placement,
+                asked.short_tokens,
+                preempt=asked.preempt,
+                every=asked.every,
             )
         except TartletError as e:
             return control_pb2.SetOrderReply(error=error_to_proto(e))

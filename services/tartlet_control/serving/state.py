@@ -97,6 +97,8 @@ def engines_of(core: Core, programs: Mapping[str, int]) -> control_pb2.EnginesRe
                 starved_at=order.starved_at,
                 placement=own.name if (own := core.orders.placements.get(pool)) else "",
                 short_tokens=own.short_tokens if own else 0,
+                preempt=core.orders.stops[pool][0],
+                every=core.orders.stops[pool][1],
             )
             for pool, order in core.orders.of_pool.items()
         ],

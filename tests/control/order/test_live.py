@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from tartlet_common.abi import Op, Priority
 from tartlet_common.engine.pools import Home
 from tartlet_common.errors.registry import InvalidArgument
 from tartlet_control.order.orders import LIVE
+from tartlet_control.serving.state import engines_of
 from tartlet_control.tables.programs import ProgramState
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host, decode_text
@@ -168,6 +170,26 @@ def test_a_pool_follows_its_own_order_from_the_next_step_on() -> None:
     assert core.batchers[later].order.name == "plas"
     core.orders.change(home.path, "", (), 8.0, core.batchers)
     assert core.batchers[of_pool].order is core.orders.default
+
+
+def test_a_pool_says_when_its_calls_are_stopped_or_takes_what_control_says() -> None:
+    host = Host(engines=0)
+    core, home = host.core, Home("team", "gpu")
+    of_pool = core.on_engine("pooled", "inc", host.join("e").spec, home)
+    own = core.orders.default
+    core.set_order(home.path, "fcfs", (), 0.0, preempt="quantum", every=3)
+    assert (core.batchers[of_pool].order.preempt, core.batchers[of_pool].order.every) == ("quantum", 3)
+    [told] = engines_of(core, {}).orders
+    assert (told.preempt, told.every) == ("quantum", 3)
+    core.set_order(home.path, "fcfs", (), 0.0)
+    assert (core.batchers[of_pool].order.preempt, core.batchers[of_pool].order.every) == (own.preempt, own.every)
+    [told] = engines_of(core, {}).orders
+    assert (told.preempt, told.every) == ("", 0)
+    wrongs: list[dict[str, Any]] = [{"preempt": "never"}, {"every": 5000}]
+    for wrong in wrongs:
+        with pytest.raises(InvalidArgument):
+            core.set_order(home.path, "fcfs", (), 0.0, **wrong)
+    assert core.batchers[of_pool].order.preempt == own.preempt
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,22 @@ async def test_a_pools_order_is_controls_and_changes_without_a_new_pod(
         template = it.core("GET", "apis/apps/v1", "deployments/pool")["spec"]["template"]
         it.patch("EnginePool", "pool", {"spec": {"scheduling": {"order": "gittins", "starvedAt": 64}}})
         await told(("gittins", [0.1, 0.4], 64.0))
+        it.patch("EnginePool", "pool", {"spec": {"scheduling": {"preempt": "quantum", "every": 4}}})
+        while True:
+            reply = await watch.read()
+            assert isinstance(reply, control_pb2.EnginesReply)
+            if [(o.order, o.preempt, o.every) for o in reply.orders] == [("gittins", "quantum", 4)]:
+                break
         assert it.core("GET", "apis/apps/v1", "deployments/pool")["spec"]["template"] == template
         await control.SetOrder(control_pb2.SetOrderRequest(order=control_pb2.PoolOrder(pool=f"{namespace}/pool")))
         await told(("gittins", [0.1, 0.4], 64.0))  # the operator gives a control that knows nothing the order again
-        for wrong in ({"order": "srpt"}, {"quantaMilliseconds": [400, 100]}, {"quantaMilliseconds": [5, 5]}):
+        for wrong in (
+            {"order": "srpt"},
+            {"preempt": "never"},
+            {"every": 0},
+            {"quantaMilliseconds": [400, 100]},
+            {"quantaMilliseconds": [5, 5]},
+        ):
             with pytest.raises(Refused) as refused:
                 it.patch("EnginePool", "pool", {"spec": {"scheduling": wrong}})
             assert refused.value.status == 422
