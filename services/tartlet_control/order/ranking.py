@@ -55,6 +55,9 @@ class Ranking(Generic[T]):
     def __contains__(self, item: T) -> bool:
         return item in self._entries
 
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._entries)
+
     def __len__(self) -> int:
         return len(self._entries)
 

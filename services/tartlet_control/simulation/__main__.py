@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tartlet_control.order.orders import LIVE, ORDERS, Order
+from tartlet_control.placement.policies import PLACEMENTS, Placement
 from tartlet_control.simulation import formats, load
 from tartlet_control.simulation.compare import Row, compare, known
 from tartlet_control.simulation.costs import Costs
@@ -29,6 +30,8 @@ Examples:
   tartlet simulate
   tartlet simulate --mix chat --load 1.1 --order fcfs --order plas
   tartlet simulate --trace programs.jsonl --json numbers.json
+  tartlet simulate --engines 4 --programs 2000 --placement autellix
+  tartlet simulate --memory-tokens 20000 --swap-us 5
   tartlet simulate --plot orders.svg --loads 0.8,0.95,1.1
 """
 
@@ -36,7 +39,8 @@ Examples:
 def main(arguments: list[str] | None = None) -> int:
     """Run the simulation that the arguments describe and print a table; returns the exit status."""
     args = _parser().parse_args(arguments)
-    costs = Costs(args.fixed_ms / 1e3, args.decode_us / 1e6, args.prefill_us / 1e6, args.slots, args.every)
+    step = args.fixed_ms / 1e3, args.decode_us / 1e6, args.prefill_us / 1e6
+    costs = Costs(*step, args.slots, args.every, args.memory_tokens, args.swap_us / 1e6)
     try:
         traces, past = _load(args, costs, args.load)
     except (OSError, ValueError) as e:
@@ -50,8 +54,18 @@ def main(arguments: list[str] | None = None) -> int:
         return order
 
     names = tuple(dict.fromkeys(args.order or LIVE))
-    rows = compare(traces, names, costs, make, lambda name: _progress(f"{len(traces)} programs under {name} ..."))
-    _print(rows, f"{len(traces)} programs, {args.slots} slots")
+    placement = Placement(args.placement)
+    rows = compare(
+        traces,
+        names,
+        costs,
+        make,
+        lambda name: _progress(f"{len(traces)} programs under {name} ..."),
+        args.engines,
+        placement,
+    )
+    engines = f", {args.engines} engines, {args.placement}" if args.engines > 1 else ""
+    _print(rows, f"{len(traces)} programs, {args.slots} slots{engines}")
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     if args.plot:
@@ -66,7 +80,7 @@ def _plot(args: argparse.Namespace, costs: Costs, names: Sequence[str], make: Ca
     for at in loads:
         traces, _ = _load(args, costs, at)
         _progress(f"load {at:g} ...")
-        for row in compare(traces, names, costs, make):
+        for row in compare(traces, names, costs, make, engines=args.engines, placement=Placement(args.placement)):
             panels["mean response, s"].setdefault(row.order, []).append(row.mean_s)
             panels["99th percentile, s"].setdefault(row.order, []).append(row.p99_s)
     title = f"{args.trace.name if args.trace else args.mix}, {args.slots} slots"
@@ -79,12 +93,12 @@ def _load(args: argparse.Namespace, costs: Costs, at: float) -> tuple[list[Trace
         traces = _read(args.trace)[: args.most]
         if args.rescale or args.plot:
             work_s = sum(costs.served_s(trace) for trace in traces)
-            traces = load.stretched(traces, work_s / at)
+            traces = load.stretched(traces, work_s / at / args.engines)
         return traces, []
     rng = np.random.default_rng(args.seed)
     traces = load.generate(args.mix, args.programs, rng)
     mean_s = float(np.mean([costs.served_s(trace) for trace in traces]))
-    return load.spaced(traces, mean_s / at, rng), load.generate(args.mix, args.past, rng)
+    return load.spaced(traces, mean_s / at / args.engines, rng), load.generate(args.mix, args.past, rng)
 
 
 def _read(path: Path) -> list[Trace]:
@@ -95,7 +109,7 @@ def _read(path: Path) -> list[Trace]:
 
 def _print(rows: list[Row], title: str) -> None:
     table = Table(title=title, title_justify="left")
-    for column in ("order", "mean s", "p99 s", "ms a token", "preempted", "mean / srpt", "p99 / srpt"):
+    for column in ("order", "mean s", "p99 s", "ms a token", "preempted", "restored", "mean / srpt", "p99 / srpt"):
         table.add_column(column, justify="left" if column == "order" else "right")
     for row in rows:
         table.add_row(
@@ -104,6 +118,7 @@ def _print(rows: list[Row], title: str) -> None:
             f"{row.p99_s:.1f}",
             f"{1e3 * row.a_token_s:.1f}",
             str(row.preempted),
+            str(row.restored),
             f"{row.mean_over_srpt:.2f}",
             f"{row.p99_over_srpt:.2f}",
         )
@@ -148,6 +163,16 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--fixed-ms", type=_positive, default=10.0, help="fixed part of a step (default: %(default)s)")
     p.add_argument("--decode-us", type=_nonnegative, default=200.0, help="a decoded token (default: %(default)s)")
     p.add_argument("--prefill-us", type=_nonnegative, default=50.0, help="a prefilled token (default: %(default)s)")
+    p.add_argument("--engines", type=_count, default=1, help="that share the load (default: %(default)s)")
+    p.add_argument(
+        "--placement", choices=list(PLACEMENTS), default="least-used", help="of each call (default: %(default)s)"
+    )
+    p.add_argument(
+        "--memory-tokens", type=_whole, default=0, help="tokens that an engine's memory holds (default: no limit)"
+    )
+    p.add_argument(
+        "--swap-us", type=_nonnegative, default=0.0, help="a token to host memory or back; 0: it is computed again"
+    )
     p.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here")
     return p
 

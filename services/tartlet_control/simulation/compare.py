@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tartlet_control.order.orders import Order
+from tartlet_control.placement.policies import Placement
 from tartlet_control.simulation.costs import Costs
 from tartlet_control.simulation.load import Trace
 from tartlet_control.simulation.loop import simulate
@@ -23,6 +24,8 @@ class Row:
     a_token_s: float
     """Response over decoded tokens, the mean over programs (Autellix 6.2, program-level token latency)."""
     preempted: int
+    restored: int
+    """Tokens that had left the memory for others and came back."""
     mean_over_srpt: float
     p99_over_srpt: float
 
@@ -39,6 +42,8 @@ def compare(
     costs: Costs,
     make: Callable[[str], Order],
     told: Callable[[str], None] = lambda _: None,
+    engines: int = 1,
+    placement: Placement | None = None,
 ) -> list[Row]:
     """Run a load under each order; `srpt` runs too, since the others are compared with it.
 
@@ -48,15 +53,17 @@ def compare(
         costs: of the steps.
         make: returns a fresh order of a name.
         told: is called with the name of each order before that order runs.
+        engines: that serve the load.
+        placement: chooses the engine of each call; None: the one with the fewest calls.
     """
     decoded = np.array([t.decoded for t in traces])
     responses = {}
-    preempted = {}
+    preempted, restored = {}, {}
     for name in dict.fromkeys(("srpt", *names)):
         told(name)
-        outcome = simulate(traces, make(name), costs)
+        outcome = simulate(traces, make(name), costs, engines, placement)
         responses[name] = np.array(outcome.response_s)
-        preempted[name] = outcome.preempted
+        preempted[name], restored[name] = outcome.preempted, outcome.restored
     best = responses["srpt"]
     return [
         Row(
@@ -65,6 +72,7 @@ def compare(
             float(np.percentile(response, 99)),
             float((response / decoded).mean()),
             preempted[name],
+            restored[name],
             float(response.mean() / best.mean()),
             float(np.percentile(response, 99) / np.percentile(best, 99)),
         )

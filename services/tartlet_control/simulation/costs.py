@@ -19,6 +19,16 @@ class Costs:
     every: int = 8
     """Decode steps between two decisions of which calls run (Autellix 4.2.2, multi-step scheduling)."""
 
+    memory_tokens: int = 0
+    """Tokens whose keys and values an engine's memory has room for; 0: all."""
+    swap_s: float = 0.0
+    """Time that a token takes to host memory or back; 0: there is none, and what left is computed again."""
+
+    @property
+    def swaps(self) -> bool:
+        """Whether tokens go to host memory, because that costs less than to compute them again."""
+        return 0 < 2 * self.swap_s < self.prefill_s
+
     def step_s(self, decoding: int) -> float:
         """Return the time of a step that decodes for so many calls."""
         return self.fixed_s + self.decode_s * decoding

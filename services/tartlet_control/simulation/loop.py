@@ -1,26 +1,37 @@
-"""The simulated engine: a round of steps at a time, the calls of lowest rank first (Autellix, Algorithm 1)."""
+"""The simulated engines: each runs a round of steps at a time, the calls of lowest rank first (Autellix, Algorithm 1).
+
+Calls go to engines by a placement, each by itself (Autellix, Algorithm 2). All engines share the process table.
+"""
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 
 from tartlet_control.order import book as accounts
 from tartlet_control.order import orders
 from tartlet_control.order.book import Book, Program, Thread
 from tartlet_control.order.orders import Order, starved
+from tartlet_control.order.ranking import Ranking
+from tartlet_control.placement.policies import Placement
+from tartlet_control.placement.view import EngineView, Hints, View
 from tartlet_control.simulation.costs import Costs
 from tartlet_control.simulation.load import Trace
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One active call: what is left of it."""
+    """One active call: what is left of it, and the tokens that the engine keeps for it."""
 
     thread: Thread
     run: _Run
     prefill: int
     decode: int
+    held: int = 0
+    """Tokens whose keys and values it needs, whether the engine's memory has them or not."""
+    resident: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +42,7 @@ class _Run:
     program: Program
     wave: int = -1
     open_calls: int = 0
+    home: str = ""
 
 
 @dataclass(slots=True)
@@ -42,46 +54,74 @@ class Outcome:
     """Time in which the program's calls were active and not in a step, summed over its calls."""
     preempted: int = 0
     """How often a call that had run was left out of the next round and went on later."""
+    restored: int = 0
+    """Tokens that were computed or copied again because the memory had been needed for others."""
+    ended_s: float = 0.0
+    """When the last program ended."""
 
 
-def simulate(traces: list[Trace], order: Order, costs: Costs) -> Outcome:
+def simulate(
+    traces: list[Trace], order: Order, costs: Costs, engines: int = 1, placement: Placement | None = None
+) -> Outcome:
     """Run a load under an order, until all programs have ended.
 
     Args:
         traces: the programs, by arrival.
         order: which calls go first. Its history learns from the programs that end.
         costs: of the steps.
+        engines: that serve the load.
+        placement: chooses the engine of each call; None: the one with the fewest calls.
     """
-    return _Engine(traces, order, costs).run()
+    return _Fleet(traces, order, costs, engines, placement or Placement()).run()
 
 
-class _Engine:
-    def __init__(self, traces: list[Trace], order: Order, costs: Costs) -> None:
+class _Server:
+    """One engine: its calls, those that ran in the last round, and whether a round runs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls: Ranking[_Call] = Ranking()
+        self.running: set[_Call] = set()
+        self.programs: dict[Program, int] = {}  # calls of each
+        self.busy = False
+
+    def view(self, costs: Costs) -> EngineView:
+        """Return what a placement is told."""
+        token_s = costs.step_s(costs.slots) / costs.slots
+        waiting_s = sum(costs.prefill_s * call.prefill + token_s * call.decode for call in self.calls)
+        return EngineView(
+            self.name, len(self.calls), len(self.programs), waiting_s, free_pages=1 << 40, token_s=costs.prefill_s
+        )
+
+
+class _Fleet:
+    def __init__(self, traces: list[Trace], order: Order, costs: Costs, engines: int, placement: Placement) -> None:
         self.order = order
         self.costs = costs
         self.traces = traces
+        self.placement = placement
         self.book = Book()
-        self.calls: list[_Call] = []
-        self.due: list[tuple[float, int, _Run]] = []  # waves that begin later
+        self.servers = {name: _Server(name) for name in (f"e{n:03d}" for n in range(engines))}
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.numbers = count()
+        self.placed = 0
         self.now = 0.0
         self.outcome = Outcome([0.0] * len(traces), [0.0] * len(traces))
-        self.running: set[_Call] = set()
+
+    def at(self, when: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (when, next(self.numbers), event))
 
     def run(self) -> Outcome:
-        arriving = 0
-        while arriving < len(self.traces) or self.due or self.calls:
-            if not self.calls:
-                times = [self.due[0][0]] if self.due else []
-                if arriving < len(self.traces):
-                    times.append(self.traces[arriving].arrival_s)
-                self.now = max(self.now, min(times))
-            while arriving < len(self.traces) and self.traces[arriving].arrival_s <= self.now:
-                self._arrive(arriving)
-                arriving += 1
-            while self.due and self.due[0][0] <= self.now:
-                self._begin(heapq.heappop(self.due)[2])
-            if self.calls:
-                self._round()
+        for index, trace in enumerate(self.traces):
+            self.at(trace.arrival_s, lambda index=index: self._arrive(index))  # type: ignore[misc]
+        while self.events:
+            self.now = self.events[0][0]
+            while self.events and self.events[0][0] <= self.now:
+                heapq.heappop(self.events)[2]()
+            for server in self.servers.values():
+                if server.calls and not server.busy:
+                    self._round(server)
+        self.outcome.ended_s = self.now
         return self.outcome
 
     def _arrive(self, index: int) -> None:
@@ -89,16 +129,16 @@ class _Engine:
         program = self.book.add(str(index), ("", trace.name, ""), trace.arrival_s)
         program.number = index
         program.remaining_s = self.costs.served_s(trace)
-        self._next_wave(_Run(trace, program), trace.arrival_s)
+        self._next_wave(_Run(trace, program))
 
-    def _next_wave(self, run: _Run, now: float) -> None:
+    def _next_wave(self, run: _Run) -> None:
         run.wave += 1
         if run.wave == len(run.trace.waves):
-            self._end(run.program, now)
+            self._end(run.program)
             return
         pause = run.trace.pauses_s[run.wave] if run.trace.pauses_s else 0.0
         if pause:
-            heapq.heappush(self.due, (now + pause, run.program.number, run))
+            self.at(self.now + pause, lambda: self._begin(run))
         else:
             self._begin(run)
 
@@ -108,56 +148,102 @@ class _Engine:
         for number, (prefill, decode) in enumerate(wave):
             thread = run.program.threads.setdefault(number, Thread(run.program))
             accounts.waits(thread, self.now)
-            self.calls.append(_Call(thread, run, prefill, decode))
+            server = self._choose(run, prefill + decode)
+            server.calls.add(_Call(thread, run, prefill, decode), thread)
+            server.programs[run.program] = server.programs.get(run.program, 0) + 1
 
-    def _end(self, program: Program, now: float) -> None:
+    def _choose(self, run: _Run, tokens: int) -> _Server:
+        if len(self.servers) == 1:
+            return next(iter(self.servers.values()))
+        view = View(tuple(server.view(self.costs) for server in self.servers.values()), self.placed)
+        self.placed += 1
+        name = self.placement.place(view, Hints(tokens, home=run.home))
+        if tokens > self.placement.short_tokens or not run.home:
+            run.home = name
+        return self.servers[name]
+
+    def _end(self, program: Program) -> None:
         index = program.number
         self.book.remove(str(index))
         self.order.history.ended(program.key, program.service_s, program.tokens)
-        self.outcome.response_s[index] = now - program.arrived_s
+        self.outcome.response_s[index] = self.now - program.arrived_s
 
-    def _round(self) -> None:
-        """Run the calls of lowest rank for some steps; calls of one program that are left over wait."""
+    # ---- rounds ---------------------------------------------------------------------------------------------------
+
+    def _round(self, server: _Server) -> None:
+        """Begin a round with the calls of lowest rank that fit; calls that are left over wait."""
         order, now = self.order, self.now
-        rank = order.rank
-        self.calls.sort(key=lambda call: rank(call.thread, now))
-        chosen, left = self.calls[: self.costs.slots], self.calls[self.costs.slots :]
-        for call in left:
-            if call in self.running:
-                self.outcome.preempted += 1
+        chosen, restore_s = self._fitting([call for _, _, call in server.calls.ordered(order, now)])
+        for call in server.running.difference(chosen):
+            self.outcome.preempted += 1
             accounts.waits(call.thread, now)
         for call in chosen:
-            if starved(order, call.thread, now):
+            if order.boosts and starved(order, call.thread, now):
                 accounts.boost(call.thread, order.quantum_s, now)
             orders.chosen(order, call.thread)
             accounts.runs(call.thread, now)
-        ended = self._steps(chosen)
-        self.running = set(chosen).difference(ended)
-        self.calls = [call for call in self.calls if call.decode]
-        for call in ended:
-            accounts.ends_call(call.thread, self.now)
-            call.run.open_calls -= 1
-            if not call.run.open_calls:
-                self._next_wave(call.run, self.now)
-
-    def _steps(self, chosen: list[_Call]) -> list[_Call]:
-        """Run steps for these calls until one ends or `every` steps have run. Returns the calls that ended."""
         costs = self.costs
         steps = min(costs.every, *(call.decode for call in chosen))
-        step_s = costs.step_s(len(chosen))
-        share_s = steps * step_s / len(chosen)
+        takes_s = steps * costs.step_s(len(chosen)) + restore_s + sum(costs.prefill_s * call.prefill for call in chosen)
+        server.busy = True
+        self.at(now + takes_s, lambda: self._finish(server, chosen, steps))
+
+    def _fitting(self, calls: list[_Call]) -> tuple[list[_Call], float]:
+        """Return the calls of the next round, and the time to bring back what they need that has left the memory.
+
+        Calls that aren't chosen leave the memory from the end of the order, as far as the chosen ones need theirs.
+        """
+        costs = self.costs
+        if not costs.memory_tokens:
+            return calls[: costs.slots], 0.0
+        chosen: list[_Call] = []
+        need = 0
+        for call in calls:
+            tokens = call.held + call.prefill + min(costs.every, call.decode)
+            if len(chosen) == costs.slots or (chosen and need + tokens > costs.memory_tokens):
+                break
+            chosen.append(call)
+            need += tokens
+        moved_s = 0.0
+        behind = [call for call in calls[len(chosen) :] if call.resident]
+        held = sum(call.held for call in behind)
+        while behind and need + held > costs.memory_tokens:
+            call = behind.pop()
+            call.resident = False
+            held -= call.held
+            if costs.swaps:
+                moved_s += costs.swap_s * call.held
+        for call in chosen:
+            if call.held and not call.resident:
+                self.outcome.restored += call.held
+                moved_s += (costs.swap_s if costs.swaps else costs.prefill_s) * call.held
+            call.resident = True
+        return chosen, moved_s
+
+    def _finish(self, server: _Server, chosen: list[_Call], steps: int) -> None:
+        """Account for a round that has ended, and let the calls end that are done."""
+        costs = self.costs
+        share_s = steps * costs.step_s(len(chosen)) / len(chosen)
         ended = []
         for call in chosen:
-            served, tokens = share_s, steps + call.prefill
-            if call.prefill:
-                prefill_s = costs.prefill_s * call.prefill
-                self.now += prefill_s
-                served += prefill_s
-                call.prefill = 0
+            served = share_s + costs.prefill_s * call.prefill
+            tokens = steps + call.prefill
+            call.held += tokens
+            call.prefill = 0
             call.decode -= steps
             accounts.serve(call.thread, served, tokens)
             call.run.program.remaining_s -= served
             if not call.decode:
                 ended.append(call)
-        self.now += steps * step_s
-        return ended
+        server.busy = False
+        server.running = set(chosen).difference(ended)
+        for call in ended:
+            server.calls.discard(call)
+            accounts.ends_call(call.thread, self.now)
+            program = call.run.program
+            server.programs[program] -= 1
+            if not server.programs[program]:
+                del server.programs[program]
+            call.run.open_calls -= 1
+            if not call.run.open_calls:
+                self._next_wave(call.run)
