@@ -1,7 +1,8 @@
 """The orders of programs: each ranks a thread's waiting commands, and the lowest rank goes first (Autellix 4.2).
 
-A rank is (level, time, number). Calls of one level go by when they began, and the number of the program makes the ranks
-of two programs differ. `fcfs` and `mlfq` know calls only; the other orders give all calls of a program one level.
+A rank is (level, time, whether the call waits, number). Calls of one level go by when they began. Of two that began at
+once, the one that computes isn't stopped for the other, and the number of the program makes the ranks of two programs
+differ. `fcfs` and `mlfq` know calls only; the other orders give all calls of a program one level.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from tartlet_control.order import expecting
 from tartlet_control.order.book import Thread, changed
 from tartlet_control.order.sizes import History
 
-Rank = tuple[float, float, int]
+Rank = tuple[float, float, bool, int]
+_Stand = tuple[float, float, int]
 _ROUNDING_S: Final = 1e-4
 """More than the rounding errors of sums of times, in seconds of a clock that runs for years."""
 
@@ -51,8 +53,8 @@ class Order:
 
     def rank(self, thread: Thread, now: float) -> Rank:
         """Return where a thread's waiting command stands. The lowest rank goes first."""
-        rank = ORDERS[self.name](self, thread, now)
-        return (-inf, *rank[1:]) if stays(self, thread) else rank
+        level, time, number = ORDERS[self.name](self, thread, now)
+        return (-inf if stays(self, thread) else level, time, thread.waits_since is not None, number)
 
 
 def stays(order: Order, thread: Thread) -> bool:
@@ -123,18 +125,18 @@ def _level(order: Order, service_s: float) -> int:
     return bisect_right(order.bounds_s, service_s)
 
 
-def round_robin(order: Order, thread: Thread, now: float) -> Rank:
+def round_robin(order: Order, thread: Thread, now: float) -> _Stand:
     """Rank by how long the thread has waited since its last step."""
     since = thread.waits_since
     return (0.0, now if since is None else since, thread.program.number)
 
 
-def fcfs(order: Order, thread: Thread, now: float) -> Rank:
+def fcfs(order: Order, thread: Thread, now: float) -> _Stand:
     """Rank by when the call began."""
     return (0.0, thread.arrived_s, thread.program.number)
 
 
-def mlfq(order: Order, thread: Thread, now: float) -> Rank:
+def mlfq(order: Order, thread: Thread, now: float) -> _Stand:
     """Rank by the service that the call itself has had, in queues (FastServe's skip-join left out)."""
     waits_s = thread.wait_s(now) - thread.forgiven[0]
     served_s = thread.service_s - thread.forgiven[1]
@@ -143,21 +145,21 @@ def mlfq(order: Order, thread: Thread, now: float) -> Rank:
     return (_level(order, served_s), thread.arrived_s, thread.program.number)
 
 
-def plas(order: Order, thread: Thread, now: float) -> Rank:
+def plas(order: Order, thread: Thread, now: float) -> _Stand:
     """Rank by the service that all calls of the program have had, in queues (Autellix, equation 1)."""
     program = thread.program
     level = 0 if _first(order, thread, now) else _level(order, program.service_s)
     return (level, thread.arrived_s, program.number)
 
 
-def atlas(order: Order, thread: Thread, now: float) -> Rank:
+def atlas(order: Order, thread: Thread, now: float) -> _Stand:
     """Rank by the longest chain of calls that was seen of the program, in queues (Autellix, equation 2)."""
     program = thread.program
     level = 0 if _first(order, thread, now) else _level(order, program.critical_s)
     return (level, thread.arrived_s, program.number)
 
 
-def gittins(order: Order, thread: Thread, now: float) -> Rank:
+def gittins(order: Order, thread: Thread, now: float) -> _Stand:
     """Rank by how soon the program is likely to end, as itself or past runs of the same program tell."""
     program = thread.program
     if _first(order, thread, now):
@@ -165,13 +167,13 @@ def gittins(order: Order, thread: Thread, now: float) -> Rank:
     return (-expecting.index(order.history, program), thread.arrived_s, program.number)
 
 
-def srpt(order: Order, thread: Thread, now: float) -> Rank:
+def srpt(order: Order, thread: Thread, now: float) -> _Stand:
     """Rank by the service that the program still needs. Only a simulation knows this; no order does better."""
     program = thread.program
     return (program.remaining_s, thread.arrived_s, program.number)
 
 
-ORDERS: Final[dict[str, Callable[[Order, Thread, float], Rank]]] = {
+ORDERS: Final[dict[str, Callable[[Order, Thread, float], _Stand]]] = {
     "round-robin": round_robin,
     "fcfs": fcfs,
     "mlfq": mlfq,

@@ -30,15 +30,23 @@ def waits(order: Order) -> list[float]:
     return [end - sum(steps) for end, steps in zip(ends, FIGURE_2.values(), strict=True)]
 
 
-def test_figure_2_first_come_first_served_waits_18_steps() -> None:
-    assert waits(Order("fcfs")) == [3, 4, 7, 4]
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        # a step of two calls is half a unit of service for each
+        (Order("fcfs"), [3, 4, 7, 4]),
+        (Order("mlfq", (0.5, 1.5), starved_at=0), [3, 3, 3, 9]),
+        (Order("plas", (0.5,), starved_at=0), [3, 4, 4, 1]),
+    ],
+    ids=["fcfs", "mlfq", "plas"],
+)
+def test_figure_2_waits_18_18_and_12_steps(order: Order, expected: list[int]) -> None:
+    assert sum(expected) == (12 if order.name == "plas" else 18)
+    assert waits(order) == expected
 
 
-def test_figure_2_program_level_service_waits_least_of_what_needs_no_foresight() -> None:
-    bounds = (0.5, 1.5)  # a step of two calls is half a unit of service for each
-    by_order = {name: sum(waits(Order(name, bounds, starved_at=0))) for name in ORDERS}
-    assert by_order["mlfq"] == 19
-    assert by_order["plas"] == 13
+def test_figure_2_nothing_waits_less_than_with_foresight() -> None:
+    by_order = {name: sum(waits(Order(name, (0.5, 1.5), starved_at=0))) for name in ORDERS}
     assert by_order["srpt"] <= min(by_order.values())
 
 
