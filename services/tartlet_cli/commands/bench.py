@@ -18,7 +18,7 @@ BENCHMARKS = {  # name: (module, what it measures)
     "engine": ("engine", "the torch engine beside transformers"),
     "batching": ("batching", "batching policies under load"),
     "orders": ("orders", "orders of programs on a real engine, beside the simulation"),
-    "ranks": ("ranks", "what choosing among many active programs costs control"),
+    "ranks": ("scheduling.ranks", "what choosing among many active programs costs control"),
     "journals": ("journals", "what journals cost, in files and in Redis"),
     "directory": ("directory", "the page directory in Redis: memory, speed, and the time to write it anew"),
     "chaos": ("survival.chaos", "200 durable programs while processes are killed at random"),
