@@ -28,6 +28,8 @@ MAX_WAITING_BYTES: Final = 32 << 20
 TOLD: Final = 64
 """Answers to writes that are kept for each program."""
 TOLD_PROGRAMS: Final = 16_384
+READ_S: Final = 30.0
+"""Seconds that reading all values may take."""
 LOAD_S: Final = 2.0
 """Control begins to serve after so many seconds, though the values aren't read yet."""
 RETRY_S: Final = (0.1, 2.0)
@@ -126,8 +128,9 @@ class KeptStore:
     async def _load(self) -> None:
         memory, told = MemoryStore(), dict[str, dict[int, int]]()
         left_out = 0
-        async for found in self._values.read():
-            left_out += not _take(memory, told, found)
+        async with asyncio.timeout(READ_S):
+            async for found in self._values.read():
+                left_out += not _take(memory, told, found)
         if left_out:
             log.error("%d of the store's values make no sense, or are too many: they are left out", left_out)
         self._memory, self._told, self._loaded = memory, told, True
@@ -151,7 +154,7 @@ class KeptStore:
                     await self._load()
                 await self._write()
                 wait_s = first_s
-            except ValuesAway as e:
+            except (ValuesAway, TimeoutError) as e:
                 if wait_s == first_s:
                     log.warning("the store's Redis is away, and programs wait for it: %s", e)
                 self._work.set()

@@ -5,6 +5,7 @@ Writes go through a script, which refuses a control with a lower epoch than the 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
@@ -51,9 +52,7 @@ def store_of(settings: ControlSettings, epoch: int) -> KeptStore:
         detail = f"store_url begins with {scheme}://; {', '.join(SCHEMES)} are known"
         raise InvalidConfig(role="control", detail=detail, remedy="Use redis://HOST:PORT or rediss://HOST:PORT.")
     check_no_password(settings.store_url, "store")
-    client = make_client(
-        settings.store_url, settings.store_password_file, settings.store_ca_file, ANSWER_S, repeat=False
-    )
+    client = make_client(settings.store_url, settings.store_password_file, settings.store_ca_file, ANSWER_S, bare=True)
     return KeptStore(RedisValues(client, settings.directory_release, epoch))
 
 
@@ -99,7 +98,8 @@ class RedisValues:
             keys.append(f"{self._prefix}told")
             arguments += [program_id, int(bool(told)), json.dumps(list(told.items()))]
         try:
-            written = await self._script(keys=keys, args=arguments)
+            async with asyncio.timeout(ANSWER_S):
+                written = await self._script(keys=keys, args=arguments)
         except _ERRORS as e:
             raise ValuesAway(f"{type(e).__name__}: {e}") from e
         if not written:
