@@ -104,6 +104,7 @@ class LaunchSpec(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    FORK_FIELD_NUMBER: _builtins.int
     inferlet: _builtins.str
     """a name in the catalogue"""
     model: _builtins.str
@@ -145,6 +146,8 @@ class LaunchSpec(_message.Message):
     def capabilities(self) -> _common_pb2.Capabilities:
         """absent: the inferlet's, and none of a source that is launched"""
 
+    @_builtins.property
+    def fork(self) -> Global___Fork: ...
     def __init__(
         self,
         *,
@@ -165,14 +168,47 @@ class LaunchSpec(_message.Message):
         session: _common_pb2.Session | None = ...,
         durability: _builtins.str = ...,
         capabilities: _common_pb2.Capabilities | None = ...,
+        fork: Global___Fork | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "limits", b"limits", "session", b"session", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "fork", b"fork", "limits", b"limits", "session", b"session", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "attach", b"attach", "capabilities", b"capabilities", "degrade", b"degrade", "durability", b"durability", "durable", b"durable", "idempotency_key", b"idempotency_key", "inferlet", b"inferlet", "limits", b"limits", "model", b"model", "pool", b"pool", "seed", b"seed", "session", b"session", "source", b"source", "tenant", b"tenant", "tie", b"tie", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "attach", b"attach", "capabilities", b"capabilities", "degrade", b"degrade", "durability", b"durability", "durable", b"durable", "fork", b"fork", "idempotency_key", b"idempotency_key", "inferlet", b"inferlet", "limits", b"limits", "model", b"model", "pool", b"pool", "seed", b"seed", "session", b"session", "source", b"source", "tenant", b"tenant", "tie", b"tie", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LaunchSpec: _TypeAlias = LaunchSpec  # noqa: Y015
+
+@_typing.final
+class Fork(_message.Message):
+    """A new program that begins as a recorded run did, is told that run's first deliveries, and then goes on live. The
+    launch's source and arguments, if any, take the place of the recorded ones.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRAM_ID_FIELD_NUMBER: _builtins.int
+    JOURNAL_FIELD_NUMBER: _builtins.int
+    DELIVERIES_FIELD_NUMBER: _builtins.int
+    program_id: _builtins.str
+    """the recorded run, whose journal the runtime's store has; or"""
+    journal: _builtins.str
+    """digest of a journal that was uploaded"""
+    deliveries: _builtins.int
+    """how many deliveries are the recorded ones, at least 1"""
+    def __init__(
+        self,
+        *,
+        program_id: _builtins.str = ...,
+        journal: _builtins.str = ...,
+        deliveries: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "journal", b"journal", "program_id", b"program_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fork: _TypeAlias = Fork  # noqa: Y015
 
 @_typing.final
 class LaunchRequest(_message.Message):

@@ -62,13 +62,26 @@ async def upload(stub: Any, source: Source) -> None:
         SourceTooLarge: the source exceeds the client's limit (nothing is sent) or the server's (refused at its first
             chunk).
     """
-    if len(source.data) <= _convert.UPLOAD_ABOVE_BYTES:
-        return
-    if len(source.data) > MAX_SOURCE_BYTES:
-        raise SourceTooLarge(size=len(source.data), limit=MAX_SOURCE_BYTES)
+    if len(source.data) > _convert.UPLOAD_ABOVE_BYTES:
+        await upload_data(stub, source.data)
+
+
+async def upload_all(programs: Any, specs: Iterable[LaunchSpec]) -> None:
+    """Upload what launches name by digest: large sources, each once, and the journals of forks. As `upload`."""
+    large = [s.source for s in specs if s.source is not None and len(s.source.data) > _convert.UPLOAD_ABOVE_BYTES]
+    for source in {source.digest: source for source in large}.values():  # large ones only: a digest takes time
+        await upload(programs, source)
+    for journal in {s.fork.journal for s in specs if s.fork is not None and s.fork.journal}:
+        await upload_data(programs, journal)
+
+
+async def upload_data(stub: Any, data: bytes) -> None:
+    """Upload a source, or the journal of a fork, for a launch that names its digest. Raises what `upload` does."""
+    if len(data) > MAX_SOURCE_BYTES:
+        raise SourceTooLarge(size=len(data), limit=MAX_SOURCE_BYTES)
 
     async def stream() -> AsyncIterator[common_pb2.BlobChunk]:
-        for chunk in chunks(source.data):
+        for chunk in chunks(data):
             yield chunk
 
     reply = await stub.Upload(stream())

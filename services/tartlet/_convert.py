@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from tartlet.events import Accepted, Ended, Event, Message, Stderr, Stdout, Usag
 from tartlet.model import (
     Capabilities,
     CatalogueEntry,
+    Fork,
     Language,
     LaunchSpec,
     Limits,
@@ -103,7 +105,7 @@ def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb
     Raises:
         InvalidArgument: the launch names no program, or a limit is invalid.
     """
-    if spec.source is None and not spec.inferlet:
+    if spec.source is None and not spec.inferlet and spec.fork is None:
         raise InvalidArgument(argument="source", detail="there is none, and no inferlet", remedy="Give exactly one.")
     return programs_pb2.LaunchSpec(
         source=source_or_digest(spec.source) if spec.source is not None else None,
@@ -122,6 +124,7 @@ def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb
         seed=seed_bytes(spec.seed),
         session=_session(spec) if spec.session else None,
         trace=telemetry.inject(),
+        fork=None if spec.fork is None else _fork_to_proto(spec.fork),
     )
 
 
@@ -132,6 +135,11 @@ def capabilities_to_proto(given: Capabilities | None) -> common_pb2.Capabilities
 
 def _session(spec: LaunchSpec) -> common_pb2.Session:
     return common_pb2.Session(id=spec.session, parent=spec.parent_session, ends=spec.ends_session)
+
+
+def _fork_to_proto(fork: Fork) -> programs_pb2.Fork:
+    digest = hashlib.sha256(fork.journal).hexdigest() if fork.journal else ""
+    return programs_pb2.Fork(program_id=fork.program_id, journal=digest, deliveries=fork.deliveries)
 
 
 def launches_to_proto(specs: Iterable[LaunchSpec], *, attach: bool, tie: bool) -> Iterator[programs_pb2.LaunchSpec]:

@@ -11,13 +11,22 @@ from typing import Any, Self, TypeVar, cast
 import grpc.aio
 
 from tartlet import _convert, environment
-from tartlet._calls import checked, launch_requests, launch_spec, repeated, send_requests, sent, translated, upload
+from tartlet._calls import (
+    checked,
+    launch_requests,
+    launch_spec,
+    repeated,
+    send_requests,
+    sent,
+    translated,
+    upload_all,
+)
 from tartlet._control_calls import ControlCalls
 from tartlet._following import Following
 from tartlet._given import all_of, check_id, check_offset, check_texts
 from tartlet._run import Run, launched
 from tartlet.events import Accepted, Event
-from tartlet.model import CatalogueEntry, LaunchSpec, ProgramInfo, RuntimeState, Source, check_source
+from tartlet.model import LaunchSpec, ProgramInfo, RuntimeState, Source, check_source
 from tartlet_common.config.paths import run_dir
 from tartlet_common.errors.registry import Disconnected, InternalError, InvalidArgument, TartletError
 from tartlet_common.rpc import endpoints, error_proto
@@ -34,8 +43,6 @@ T = TypeVar("T")
 Answers = list[Accepted | TartletError]  # named here: in the class, `list` is a method
 Infos = list[ProgramInfo]
 Errors = list[TartletError | None]
-Entries = list[CatalogueEntry]
-Digests = list[str]
 
 
 def is_http(address: str | None) -> bool:
@@ -324,9 +331,5 @@ class AsyncClient(ControlCalls):
         return self._stub[1]
 
     async def _upload(self, specs: Iterable[LaunchSpec]) -> None:
-        """Upload large sources, each once."""
-        large = [s.source for s in specs if s.source is not None and len(s.source.data) > _convert.UPLOAD_ABOVE_BYTES]
-        sources = {source.digest: source for source in large}  # large sources only, because a digest takes time
         with translated(self.address):
-            for source in sources.values():
-                await upload(self._programs(), source)
+            await upload_all(self._programs(), specs)

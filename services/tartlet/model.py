@@ -162,8 +162,35 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """A recorded run whose first deliveries a new program is told, before it goes on live (docs/time-travel.md).
+
+    Give either `program_id`, if the server's store has the run's journal, or `journal`.
+    """
+
+    deliveries: int  # how many are the recorded ones, at least 1
+    program_id: str = ""
+    journal: bytes = field(default=b"", repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the fields.
+
+        Raises:
+            InvalidArgument: the number is out of range, or not exactly one journal is named.
+        """
+        check_number("fork.deliveries", self.deliveries, whole=True)
+        if not 1 <= self.deliveries < 1 << 32:
+            raise InvalidArgument(argument="fork.deliveries", detail=f"{self.deliveries}; at least 1 is told")
+        if bool(self.program_id) == bool(self.journal):
+            raise InvalidArgument(argument="fork", detail="give the id of a program, or a journal")
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """One program to launch: give either `source`, or `inferlet`, the name of a program in the catalogue."""
+    """One program to launch: give either `source`, or `inferlet`, the name of a program in the catalogue.
+
+    With `fork`, source, arguments, model and pool are the recorded run's unless they are given.
+    """
 
     source: Source | None = None
     inferlet: str = ""
@@ -180,6 +207,7 @@ class LaunchSpec:
     parent_session: str = ""  # the session that this one belongs to
     ends_session: bool = False  # the session ends with this run
     seed: bytes | int | None = None  # number or 16 bytes that decide the program's randomness; None: a random seed
+    fork: Fork | None = None  # begin as this recorded run did
 
     def __post_init__(self) -> None:
         """Check the fields' types.
@@ -196,6 +224,8 @@ class LaunchSpec:
         check_kind(Limits, limits=self.limits)
         if self.capabilities is not None:
             check_kind(Capabilities, capabilities=self.capabilities)
+        if self.fork is not None:
+            check_kind(Fork, fork=self.fork)
         check_kind(bool, durable=self.durable)
         check_texts(durability=self.durability, session=self.session, parent_session=self.parent_session)
         check_durability(self.durability)

@@ -28,6 +28,7 @@ from tartlet_protos import control_pb2, programs_pb2_grpc
 from tartlet_runtime.answers.local_ops import LocalOps
 from tartlet_runtime.answers.models import ModelTable
 from tartlet_runtime.budget.ledger import Ledger, Use
+from tartlet_runtime.forks.recorded import RecordedRuns
 from tartlet_runtime.guests.native import NativeServer
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.journal.file_store import FileStore
@@ -40,6 +41,7 @@ from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.serving.adoption import Adoption
 from tartlet_runtime.serving.gauges import show_memory
+from tartlet_runtime.serving.launching import Launching
 from tartlet_runtime.serving.programs import ProgramTable
 from tartlet_runtime.serving.relay import Relay
 from tartlet_runtime.serving.server import ProgramsService
@@ -121,7 +123,8 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         table.follow_elsewhere = relay.join
         relay.is_here = lambda program_id: table.known(program_id) is not None
         sources = Sources(control, settings.source_bytes, ledger)
-        service = ProgramsService(table, driver, link, sources, relay, wasm, settings.capacity, incarnation)
+        launching = Launching(table, driver, link, sources, RecordedRuns(store))
+        service = ProgramsService(table, driver, link, launching, relay, wasm, settings.capacity, incarnation)
         server = await make_server(
             lambda server: programs_pb2_grpc.add_ProgramsServicer_to_server(service, server), settings.address, tls
         )

@@ -1,19 +1,28 @@
-"""`tartlet replay`, `tartlet test` and `tartlet journals`: start the runtime's tools for recorded programs."""
+"""`tartlet replay`, `tartlet test` and `tartlet journals`: start the runtime's tools for recorded programs.
+
+`tartlet replay --fork` needs a server, and does what `tartlet run` does.
+"""
 
 from __future__ import annotations
 
+import copy
 import os
-import sys
+from pathlib import Path
+from typing import Any
 
 import click
 
-from tartlet_cli.console.options import PassingCommand
+from tartlet_cli.commands.run import execute, run
+from tartlet_cli.commands.run_arguments import RunCommand, chosen_options
+from tartlet_cli.console.options import PROGRAM_ARGS, PassingCommand, wants_help
+from tartlet_cli.console.recorded import TOOL, Forking
 
 
 def _tool(name: str, text: str) -> click.Command:
     def start(args: tuple[str, ...]) -> None:
-        command = [sys.executable, "-P", "-m", "tartlet_runtime.timetravel", name, *args]
-        os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted
+        if name == "replay" and _forks(args):
+            fork.main(list(args), prog_name="tartlet replay")
+        os.execv(TOOL[0], [*TOOL, name, *args])  # noqa: S606 - no shell is wanted
 
     return PassingCommand(
         name,
@@ -26,6 +35,61 @@ def _tool(name: str, text: str) -> click.Command:
     )
 
 
+def _forks(args: tuple[str, ...]) -> bool:
+    """Whether arguments before `--` ask for a fork."""
+    own = args[: args.index("--")] if "--" in args else args
+    return any(arg.partition("=")[0] == "--fork" for arg in own)
+
+
 replay = _tool("replay", "Run a recorded program again from its journal, without an engine.")
 test = _tool("test", "Run recorded runs against a new version of their program.")
 journals = _tool("journals", "List, export and import the journals of runs.")
+
+_FIXED = {"native": False, "inferlet": False, "seed": None, "durability": None, "no_journal": False}
+"""What a fork has of its recorded run, or can't have."""
+
+
+def _make_fork() -> click.Command:
+    @click.pass_context
+    def callback(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any) -> None:
+        wants_help(file, ctx)
+        source: Path | None = options.pop("source")
+        forking = Forking(file, options.pop("fork"), source, options.pop("journals"))
+        chosen = chosen_options(ctx, str(source or ""), args, options | _FIXED, forking)
+        raise SystemExit(execute(chosen))
+
+    params = [copy.copy(param) for param in run.params if param.name not in _FIXED]
+    for param in params:
+        if isinstance(param, click.Argument) and param.name == "file":
+            param.metavar = "RUN"
+    params += [
+        click.Option(
+            ["--fork"], metavar="N", type=click.IntRange(1, (1 << 32) - 1), required=True,
+            help="Go on live behind delivery N of the recorded run.",
+        ),
+        click.Option(
+            ["--source"], metavar="FILE", type=click.Path(path_type=Path),
+            help="This version of the program. Default: the recorded one.",
+        ),
+        click.Option(["--journals"], metavar="PLACE", help="Directory or redis:// URL where this machine finds RUN."),
+    ]  # fmt: skip
+    text = """Go on live from a recorded run, as a new program with an id of its own.
+
+    The program begins as the recorded run did: it is told that run's first N deliveries, and its contexts hold the
+    tokens that were recorded. Then it goes on live, with the source of --source and with ARGS, if there are any. It
+    must give the same commands up to delivery N; else it ends in Diverged.
+
+    RUN is a file, or a program's id (or its beginning): with --server or --kube, of a run whose journal is there.
+
+    \b
+    Examples:
+      tartlet replay failed.journal --fork 12 --source fixed.py
+      tartlet replay 283e694e --fork 12 --server local
+      tartlet replay 283e694e --fork 12 --kube --source fixed.py --interactive
+    """
+    return RunCommand(
+        "fork", callback=callback, params=params, context_settings=PROGRAM_ARGS, add_help_option=False, help=text
+    )
+
+
+fork = _make_fork()

@@ -11,55 +11,32 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tartlet_cli.cluster.options import Target, release_option, target
-from tartlet_cli.commands.run_arguments import NOT_ON_CLUSTER, RunCommand, check_options, tell_mistyped
+from tartlet_cli.cluster.options import release_option
+from tartlet_cli.commands.run_arguments import NOT_ON_CLUSTER, RunCommand, RunOptions, chosen_options
 from tartlet_cli.console import exits
 from tartlet_cli.console.calls import connect, on_signals, talk
 from tartlet_cli.console.options import (
     PROGRAM_ARGS,
-    capabilities_of,
     capability_options,
-    durability_of,
     journal_options,
     json_option,
     limit_options,
     other_server_option,
     wants_help,
 )
-from tartlet_common.errors.registry import InvalidSource
+from tartlet_cli.console.recorded import Forking, divergence, journal_of
+from tartlet_common.errors.registry import Diverged, InvalidSource
 
 _NATIVE_GRACE_S = 2.0
 _SILENCE_S = 3.0
 _STILL_RUNNING = "tartlet: still running; if it waits for a message: --interactive sends what you type"
 _JOURNAL_DIR = "TARTLET_RUNTIME_JOURNAL_DIR"
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The options of the command line."""
-
-    file: str
-    args: tuple[str, ...]
-    model: str | None
-    engine: str | None
-    server: str | None
-    native: bool
-    interactive: bool
-    seed: int | None
-    quiet: bool
-    as_json: bool
-    durability: str
-    config: Path | None
-    inferlet: bool
-    kube: Target | None
-    limits: dict[str, Any]
-    capabilities: Any = None  # what --allow-http and --allow-secret name
 
 
 @click.command(cls=RunCommand, context_settings=PROGRAM_ARGS, add_help_option=False)
@@ -118,35 +95,7 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
       tartlet run my_program.py -- --seed 3       # --seed for the program
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     wants_help(file, ctx)
-    kube = target(options)
-    if not options["kube"] and kube != Target():
-        raise click.UsageError("--namespace, --release, --kube-context and --kubeconfig need --kube", ctx)
-    check_options(ctx, options)
-    tell_mistyped(ctx)
-    limits = {
-        "deadline_s": options["deadline_s"],
-        "pages": options["max_pages"],
-        "memory_bytes": options["memory_mib"] << 20,
-    }
-    chosen = RunOptions(
-        file=file,
-        args=args,
-        model=options["model"],
-        engine=options["engine"],
-        server=options["server"],
-        native=options["native"],
-        interactive=options["interactive"],
-        seed=options["seed"],
-        quiet=options["quiet"],
-        as_json=options["as_json"],
-        durability=durability_of(options),
-        config=options["config"],
-        inferlet=options["inferlet"],
-        kube=kube if options["kube"] else None,
-        limits=limits,
-        capabilities=capabilities_of(options),
-    )
-    raise SystemExit(execute(chosen))
+    raise SystemExit(execute(chosen_options(ctx, file, args, options)))
 
 
 def run_on_cluster() -> click.Command:
@@ -244,7 +193,7 @@ class _Session:
     def _source(self) -> Any:
         from tartlet.model import Language, Source
 
-        if self._options.inferlet:
+        if self._options.inferlet or not self._options.file:  # a fork may have the recorded source
             return None
         source = Source.from_file(self._options.file)
         if not self._options.native:
@@ -329,8 +278,15 @@ class _Session:
             durability=options.durability,
             capabilities=options.capabilities,
             seed=b"" if options.seed is None else options.seed,
+            fork=None if options.forking is None else await self._fork(client, options.forking),
         )
-        run = await client.run(spec=spec)
+        try:
+            run = await client.run(spec=spec)
+        except Diverged:
+            if not (told := await self._divergence(spec.fork)):
+                raise
+            sys.stderr.write(told)
+            return exits.PROGRAM_FAILED
         try:
             if options.interactive:
                 return await talk(client, run.program_id, self._follow(run), quiet=options.quiet)
@@ -340,6 +296,20 @@ class _Session:
                 return await self._follow(run)
         finally:
             run.cancel()
+
+    async def _fork(self, client: Any, forking: Forking) -> Any:
+        from tartlet.model import Fork
+        from tartlet_cli.commands.programs import whole_id
+
+        if forking.is_here or self._stack is not None:
+            return Fork(forking.deliveries, journal=await journal_of(forking))
+        return Fork(forking.deliveries, program_id=await whole_id(client, forking.run))
+
+    async def _divergence(self, fork: Any) -> str:
+        forking = self._options.forking
+        if fork is None or forking is None or not fork.journal:
+            return ""
+        return await divergence(fork.journal, forking, self._options.args)
 
     async def _follow(self, run: Any) -> int:
         from tartlet_cli.console.terminal import Silence

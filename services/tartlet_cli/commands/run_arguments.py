@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from tartlet_cli.console.options import PassingCommand
+from tartlet_cli.cluster.options import Target, target
+from tartlet_cli.console.options import PassingCommand, capabilities_of, durability_of
+from tartlet_cli.console.recorded import Forking
 
 NOT_ON_CLUSTER = ("server", "native", "config", "engine")
 _NOT_ON_SERVER = ("config", "engine")
@@ -21,6 +25,29 @@ _NOT_NATIVE = {
 _BEFORE_FILE = {"-n": "--namespace", "--context": "--kube-context"}
 _MISTYPED = "tartlet.mistyped"
 _ALIKE = 0.85  # similarity from which an option counts as mistyped; --max-tokens and --max-pages have 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options of the command line."""
+
+    file: str
+    args: tuple[str, ...]
+    model: str | None
+    engine: str | None
+    server: str | None
+    native: bool
+    interactive: bool
+    seed: int | None
+    quiet: bool
+    as_json: bool
+    durability: str
+    config: Path | None
+    inferlet: bool
+    kube: Target | None
+    limits: dict[str, Any]
+    capabilities: Any = None  # what --allow-http and --allow-secret name
+    forking: Forking | None = None
 
 
 class RunCommand(PassingCommand):
@@ -37,6 +64,45 @@ class RunCommand(PassingCommand):
             at += 2 if name in takes_value and not equals else 1
         ctx.meta[_MISTYPED] = _mistyped(args, {o for p in self.params for o in p.opts})
         return super().parse_args(ctx, args)
+
+
+def chosen_options(
+    ctx: click.Context, file: str, args: tuple[str, ...], options: dict[str, Any], forking: Forking | None = None
+) -> RunOptions:
+    """Return the options of a run, or of a fork, as they were given.
+
+    Raises:
+        click.UsageError: they exclude each other.
+    """
+    kube = target(options)
+    if not options["kube"] and kube != Target():
+        raise click.UsageError("--namespace, --release, --kube-context and --kubeconfig need --kube", ctx)
+    check_options(ctx, options)
+    tell_mistyped(ctx)
+    limits = {
+        "deadline_s": options["deadline_s"],
+        "pages": options["max_pages"],
+        "memory_bytes": options["memory_mib"] << 20,
+    }
+    return RunOptions(
+        file=file,
+        args=args,
+        model=options["model"],
+        engine=options["engine"],
+        server=options["server"],
+        native=options["native"],
+        interactive=options["interactive"],
+        seed=options["seed"],
+        quiet=options["quiet"],
+        as_json=options["as_json"],
+        durability=durability_of(options),
+        config=options["config"],
+        inferlet=options["inferlet"],
+        kube=kube if options["kube"] else None,
+        limits=limits,
+        capabilities=capabilities_of(options),
+        forking=forking,
+    )
 
 
 def check_options(ctx: click.Context, options: dict[str, Any]) -> None:

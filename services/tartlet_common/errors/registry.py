@@ -13,6 +13,8 @@ from tartlet_common.errors.base import REGISTRY as REGISTRY  # noqa: PLC0414 - t
 from tartlet_common.errors.base import TartletError as TartletError  # noqa: PLC0414 - the same
 from tartlet_common.errors.base import UnknownError as UnknownError  # noqa: PLC0414 - the same
 from tartlet_common.errors.base import register as _register
+from tartlet_common.errors.recorded import Diverged as Diverged  # noqa: PLC0414 - the same
+from tartlet_common.errors.recorded import NotForkable as NotForkable  # noqa: PLC0414 - the same
 from tartlet_common.errors.starting import AddressInUse as AddressInUse  # noqa: PLC0414 - the same
 from tartlet_common.errors.starting import CheckpointBroken as CheckpointBroken  # noqa: PLC0414 - the same
 from tartlet_common.errors.starting import CheckpointMissing as CheckpointMissing  # noqa: PLC0414 - the same
@@ -183,12 +185,6 @@ class CorruptModule(TartletError):
 class CompileTimeout(TartletError):
     message = "compiling the module took longer than {limit_s} s"
     remedy = "Make the module smaller, or raise compile_timeout_s, a setting of the runtime."
-
-
-@_register(205)
-class Diverged(TartletError):
-    message = "replay diverged from the journal at wait {wait}: {detail}"
-    remedy = "The program or its SDK has changed since the journal was written: launch the program anew."
 
 
 # 206 is retired: commands behind a failed command end with that command's own error

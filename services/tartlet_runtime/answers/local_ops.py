@@ -104,6 +104,14 @@ class LocalOps:
         """Begin no more work beside the loop."""
         self._bench.close()
 
+    def model_info(self, index: int, reach: Reach) -> bytes:
+        """Return what GET_MODEL tells about the model of a number.
+
+        Raises:
+            UnknownModel: the program sees none.
+        """
+        return self._models.by_index(index, reach).info_json()
+
     def run(self, caller: Caller, record: Record, payloads: bytes) -> None:
         """Execute one record; its payload lies in `payloads`."""
         payload = payloads[record.offset : record.offset + record.length]

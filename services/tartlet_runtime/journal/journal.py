@@ -68,7 +68,13 @@ class Journal:
         return bool(self._pending)
 
     def append(
-        self, clock_ns: int, data: bytes, from_control: int = 0, read_to: int = 0, kind: int = Kind.DELIVERY
+        self,
+        clock_ns: int,
+        data: bytes,
+        from_control: int = 0,
+        read_to: int = 0,
+        kind: int = Kind.DELIVERY,
+        digest: bytes = b"",
     ) -> None:
         """Record a delivery before the guest sees it, or something else that the program was told.
 
@@ -78,6 +84,7 @@ class Journal:
             from_control: how many of control's records the guest was given so far.
             read_to: the offset up to which clients have read the program's output.
             kind: what the record tells.
+            digest: of the guest's commands so far, if the record is another journal's.
 
         Raises:
             JournalFull: it doesn't fit the program's limit, or the space of all journals.
@@ -88,7 +95,8 @@ class Journal:
                 raise JournalFull(limit=self._limit_bytes)
             self._space.add(size, self._bytes + size)
             self._bytes += size
-        self._pending.append(encode_record(self._crc, clock_ns, self.digest.value(), data, from_control, read_to, kind))
+        digest = digest or self.digest.value()
+        self._pending.append(encode_record(self._crc, clock_ns, digest, data, from_control, read_to, kind))
         self._pending_bytes += size
         self._space.pending_bytes += size
 

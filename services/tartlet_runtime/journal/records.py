@@ -74,6 +74,7 @@ class JournalHeader:
     idempotency_key: str = ""
     grants: list[dict[str, Any]] = field(default_factory=list)  # what it may reach
     since_offset: int = 0  # events of its output when this journal began
+    lag_ns: int = 0  # how far the guest's clock is behind the wall clock
 
     def encode(self) -> bytes:
         """Return the header's bytes."""
@@ -86,6 +87,7 @@ class JournalHeader:
             self.source,
             self.idempotency_key,
             self.since_offset,
+            self.lag_ns,
         )
 
     @property
@@ -122,6 +124,7 @@ def encode_header(
     source: bytes,
     idempotency_key: str = "",
     since_offset: int = 0,
+    lag_ns: int = 0,
 ) -> bytes:
     """Encode a header from the program's own fields and those that it shares (`shared_text`)."""
     own = f'{{"program_id":"{program_id}","seed":"{seed.hex()}","start_ns":{start_ns},'
@@ -129,6 +132,8 @@ def encode_header(
         own += f'"idempotency_key":{_to_json(idempotency_key)},'
     if since_offset:
         own += f'"since_offset":{since_offset},'
+    if lag_ns:
+        own += f'"lag_ns":{lag_ns},'
     text = (own + shared_text[1:]).encode()
     data = _HEAD.pack(MAGIC, VERSION, 0, len(text), len(source)) + text + source
     return data + _CRC.pack(zlib.crc32(data))

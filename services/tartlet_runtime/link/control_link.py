@@ -68,7 +68,7 @@ class ControlLink(ControlCalls):
         self._again: list[control_pb2.ProgramStart] = []  # of programs with an end among `_ends`
         self._ends: list[control_pb2.ProgramEnd] = []
         self._unsent: dict[int, Program] = {}
-        self._histories: list[Program] = []  # of programs that control knows from their journals alone
+        self._histories: list[control_pb2.RuntimeFrame] = []  # of programs whose states control is to make
         self._beside = Beside(self._clock.now)
         self._writer: asyncio.Future[None] | None = None  # set while the writer waits for frames
         driver.send_commands = self.flush
@@ -103,7 +103,7 @@ class ControlLink(ControlCalls):
 
     def remember(self, program: Program) -> None:
         """Tell control all that a program has sent and was told, before what it sends from now on."""
-        self._histories.append(program)
+        self._histories += frames_of_histories(self.programs, [program])
         self._driver.schedule()
 
     def found(self, journals: Sequence[control_pb2.FoundJournal]) -> None:
@@ -170,7 +170,7 @@ class ControlLink(ControlCalls):
             self._starts = []
         if self._histories:
             frames += [frame] if frame.ByteSize() else []
-            frames += frames_of_histories(self.programs, self._histories)
+            frames += self._histories
             frame, self._histories = control_pb2.RuntimeFrame(), []
         for program in self._unsent.values():
             program.has_engine_state = True

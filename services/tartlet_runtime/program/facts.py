@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tartlet_common.abi import Record
 from tartlet_common.capabilities import Grant
@@ -10,6 +10,7 @@ from tartlet_common.clock import Clock
 from tartlet_common.errors.registry import TartletError
 from tartlet_runtime.abi.guest import Guest
 from tartlet_runtime.abi.next_run import NextRun
+from tartlet_runtime.journal.records import JournalRecord
 from tartlet_runtime.program.recorder import Recorder
 from tartlet_runtime.program.spans import ProgramSpan
 from tartlet_runtime.program.spec import ProgramSpec, State
@@ -18,6 +19,9 @@ from tartlet_runtime.web.exchange import Exchanges
 
 class ProgramFacts:
     """Values of one program, which its state machine and its table change."""
+
+    adopts = False
+    """Whether it goes on as a program that control knows already."""
 
     def __init__(self, spec: ProgramSpec, handle: int, clock: Clock, asked_s: float, span: ProgramSpan | None) -> None:
         """Begin as a program that starts. A client's request for it came at `asked_s`."""
@@ -31,6 +35,12 @@ class ProgramFacts:
         self.error: TartletError | None = None
         self.clock_start_ns = clock.unix_ns()
         """The guest's time at its start, nanoseconds since the epoch."""
+        self.lag_ns = 0
+        """How far the guest's time is behind the wall clock, nanoseconds: a fork's begins in the past."""
+        self.is_whole = False
+        """Whether its past is to reach control as its history."""
+        self.begins_with: Sequence[JournalRecord] = ()
+        """The records of another journal that its own begins with."""
         self.asked_s = asked_s
         """Monotonic seconds at which the request came. The last programs of a large one are launched seconds later."""
         self.made_s = clock.now()

@@ -117,10 +117,13 @@ class Program(ProgramFacts):
             late = DeadlineExceeded(deadline_s=self.spec.limits.deadline_s)
             left_s = max(0.0, self.spec.limits.deadline_s - self._elapsed_ns() / 1e9)
             self._deadline = self._world.driver.loop.call_later(left_s, self.end, late)
+        self._begun()
+        return True
+
+    def _begun(self) -> None:
         if self.recorder is not None:
             self.recorder.begin()
         self.leave(partial(self.tell_starters, None, ""))
-        return True
 
     def record(self, recorder: Recorder) -> None:
         """Keep a journal, and hold back what leaves the program until it is stored."""

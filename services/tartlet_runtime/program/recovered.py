@@ -24,6 +24,8 @@ from tartlet_runtime.program.world import World
 class RecoveredProgram(Program):
     """A program whose past is in a journal. It waits for control's word first, as other programs do."""
 
+    adopts = True
+
     def __init__(
         self,
         spec: ProgramSpec,
@@ -53,8 +55,8 @@ class RecoveredProgram(Program):
             MemoryBudgetExceeded: the process has no memory for messages that were not taken.
         """
         super().__init__(spec, handle, world, make_guest, world.clock.now(), span)
-        self.clock_start_ns = start_ns
-        elapsed_ns = max(rerun.clock_ns, world.clock.unix_ns() - start_ns)
+        self.clock_start_ns, self.lag_ns = start_ns, rerun.lag_ns
+        elapsed_ns = max(rerun.clock_ns, world.clock.unix_ns() - start_ns - rerun.lag_ns)
         self.usage.launched_s = self.made_s - elapsed_ns / 1e9
         self.accepted = True
         self.inbox.restore(rerun.messages, rerun.heard)
@@ -66,7 +68,6 @@ class RecoveredProgram(Program):
         self._rerun = rerun
         self._is_past = True  # the guest doesn't live yet
         self.is_whole = whole
-        """Whether control doesn't have its history yet."""
         self._skip = 0  # commands that control has taken
         self._early: list[bytes] = []  # control's records that came meanwhile
         self._slept_us = 0  # since the last delivery of the past
@@ -105,8 +106,8 @@ class RecoveredProgram(Program):
             super().on_submit(data)
             return
         submission = parse(data)
-        assert self.recorder is not None
-        self.recorder.journal.digest.add(data)
+        if self.recorder is not None:
+            self.recorder.journal.digest.add(data)
         self.usage.submitted(submission)
         known = submission.count if self.is_whole else min(self._skip, submission.count)
         self._skip = max(0, self._skip - known)
@@ -159,11 +160,14 @@ class RecoveredProgram(Program):
         if not rerun.deliveries:
             return None
         record = rerun.deliveries.popleft()
-        assert self.recorder is not None
-        if record.digest != self.recorder.journal.digest.value():
+        if not self._matches(record.digest):
             raise Diverged(wait=0, detail="run again, the program's commands are not those that it gave before")
         self.usage.delivered(rows_of(record.delivery), self.usage.launched_s + record.clock_ns / 1e9)
         return Delivery(record.delivery, self.clock_start_ns + record.clock_ns)
+
+    def _matches(self, digest: bytes) -> bool:
+        assert self.recorder is not None
+        return digest == self.recorder.journal.digest.value()
 
     def _live(self, *, waits: bool) -> None:
         """Go on live: the guest knows all that its journal has."""

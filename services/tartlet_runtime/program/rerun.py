@@ -52,15 +52,17 @@ class Rerun:
     """The offset up to which clients have read the output."""
     clock_ns: int = 0
     """The guest's time at the last record, since its start."""
+    lag_ns: int = 0
+    """How far the guest's time is behind the wall clock."""
     waited_ns: int = 0
     """The same at the last delivery."""
     answered: dict[int, list[Told]] = field(default_factory=dict)
     """What answered each ticket, in order; the runtime's own answers are consumed."""
 
     @classmethod
-    def of(cls, records: Iterable[JournalRecord]) -> Rerun:
-        """Read a journal's records."""
-        rerun = cls(deque())
+    def of(cls, records: Iterable[JournalRecord], lag_ns: int = 0) -> Rerun:
+        """Read a journal's records. The guest's time is `lag_ns` behind the wall clock."""
+        rerun = cls(deque(), lag_ns=lag_ns)
         for record in records:
             rerun.clock_ns = max(rerun.clock_ns, record.clock_ns)
             if record.kind == Kind.DELIVERY:

@@ -109,8 +109,9 @@ class Adoption:
             if (here := self._table.identity(spec)) != parsed.header.component:
                 raise InvalidSource(detail=f"the journal belongs to {parsed.header.component}, this runtime has {here}")
             header = stored.data[: parsed.header_bytes]
-            start_ns, offset = parsed.header.start_ns, parsed.header.since_offset
-            past = Past(header, start_ns, parsed.size, stored.epoch, Rerun.of(parsed.records), offset)
+            told = parsed.header
+            rerun = Rerun.of(parsed.records, told.lag_ns)
+            past = Past(header, told.start_ns, parsed.size, stored.epoch, rerun, told.since_offset)
             self._table.adopt(spec, make_guest, past, whole=whole)
             log.info("program %s begins again%s", program_id, ", of which control knows its journal alone" * whole)
         except BaseException:

@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from tartlet_common.errors.registry import TartletError
+from tartlet_common.errors.registry import Disconnected, TartletError
 from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_protos import programs_pb2
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.program.output import Output
 from tartlet_runtime.program.output_log import LogEvent
 from tartlet_runtime.program.program import Program
-from tartlet_runtime.serving.clients import expect_client
+from tartlet_runtime.program.spec import State
 
 MESSAGE_BYTES = 1 << 20
 SHARE_BYTES = 128 << 10
@@ -233,3 +233,17 @@ def _add(message: programs_pb2.ProgramEvents, event: LogEvent, index: int, progr
         added.error.CopyFrom(error_to_proto(event.error))
         if event.usage is not None:
             added.usage.CopyFrom(event.usage)
+
+
+def expect_client(program: Program, grace_s: float, loop: asyncio.AbstractEventLoop) -> None:
+    """Let a program wait for readers for `grace_s`. A program of a `run` ends if its client doesn't return."""
+    program.output.awaits_reader = True
+    loop.call_later(grace_s, _without_client, program)
+
+
+def _without_client(program: Program) -> None:
+    if program.state >= State.ENDING:
+        return
+    program.output.expect_no_more()
+    if program.spec.tied and not program.stays and not program.output.has_readers:
+        program.end(Disconnected())

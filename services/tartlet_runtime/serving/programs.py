@@ -22,6 +22,8 @@ from tartlet_runtime.abi.limits import default_limits
 from tartlet_runtime.answers.local_ops import LocalOps
 from tartlet_runtime.answers.models import ModelTable
 from tartlet_runtime.budget.ledger import Ledger, Use
+from tartlet_runtime.forks.cutting import Past as Fork
+from tartlet_runtime.forks.forked import begun
 from tartlet_runtime.guests.native import NativeGuest, NativeServer
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.journal.journals import Journals
@@ -33,8 +35,7 @@ from tartlet_runtime.program.recovered import RecoveredProgram
 from tartlet_runtime.program.spans import Spans
 from tartlet_runtime.program.spec import ProgramSpec, State
 from tartlet_runtime.program.world import World
-from tartlet_runtime.serving.calls import Call
-from tartlet_runtime.serving.clients import expect_client
+from tartlet_runtime.serving.calls import Call, expect_client
 from tartlet_runtime.serving.continuing import Continuing
 from tartlet_runtime.serving.ended import EndedPrograms
 from tartlet_runtime.serving.listing import Place, info_of, page_of
@@ -163,8 +164,17 @@ class ProgramTable:
         """Return the program that an idempotency key names, if this runtime has it."""
         return self._by_key.get((tenant, key)) if key else None
 
-    def launch(self, spec: ProgramSpec, make_guest: MakeGuest, call: Call, index: int, *, attach: bool) -> Program:
-        """Enter a program and ask control to start it. `call` gets an answer when control has answered.
+    def launch(
+        self,
+        spec: ProgramSpec,
+        make_guest: MakeGuest,
+        call: Call,
+        index: int,
+        *,
+        attach: bool,
+        fork: Fork | None = None,
+    ) -> Program:
+        """Enter a program, or a fork, and ask control to start it. `call` gets an answer when control has answered.
 
         Raises:
             Overloaded: this runtime is full.
@@ -176,7 +186,7 @@ class ProgramTable:
         span = self._spans.start(spec.program_id, spec.name, spec.model, spec.trace)
         if span is not None:
             spec = replace(spec, trace=span.context())
-        program = Program(spec, self._take_handle(), self._world, make_guest, call.asked_s, span)
+        program = begun(fork, spec, self._take_handle(), self._world, make_guest, call.asked_s, span)
         program.reserved_bytes = reserved
         if spec.durable:
             with self._given_back(program):
@@ -233,8 +243,7 @@ class ProgramTable:
         reserved = self._reserving.take(spec)
         span = self._spans.start(spec.program_id, spec.name, spec.model, spec.trace)
         handle = self._take_handle()
-        start_ns, rerun = past.start_ns, past.rerun
-        program = RecoveredProgram(spec, handle, self._world, make_guest, start_ns, rerun, span, whole=whole)
+        program = RecoveredProgram(spec, handle, self._world, make_guest, past.start_ns, past.rerun, span, whole=whole)
         program.reserved_bytes = reserved
         program.output.log.begin_at(past.since_offset)
         with self._given_back(program):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tartlet_common.errors.registry import JournalUnavailable
+from tartlet_common.errors.registry import JournalUnavailable, TartletError
 from tartlet_runtime.journal.journal import Journal
 from tartlet_runtime.journal.journals import Journals
 from tartlet_runtime.journal.records import encode_header, shared_text
@@ -62,7 +62,15 @@ class Recording:
             if spec.degrades:
                 return
             raise
-        self._record(program, journal, 0)
+        heard = 0
+        try:
+            for r in program.begins_with:
+                journal.append(r.clock_ns, r.delivery, r.from_control, r.read_to, r.kind, r.digest)
+                heard = max(heard, r.from_control)
+        except TartletError:
+            self._journals.close(journal, keep=False)
+            raise
+        self._record(program, journal, heard)
 
     def begin_anew(self, recorder: Recorder, after: Program) -> None:
         """Begin the journal of a program's next run in place of that of the run before.
@@ -96,7 +104,14 @@ class Recording:
         )
         offset = program.output.log.end
         return encode_header(
-            spec.program_id, spec.seed, program.clock_start_ns, text, spec.source, spec.idempotency_key, offset
+            spec.program_id,
+            spec.seed,
+            program.clock_start_ns,
+            text,
+            spec.source,
+            spec.idempotency_key,
+            offset,
+            program.lag_ns,
         )
 
     def go_on(self, program: Program, past: Past) -> None:

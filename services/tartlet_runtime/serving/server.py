@@ -16,7 +16,6 @@ import grpc.aio
 
 from tartlet_common.errors.registry import (
     Disconnected,
-    InternalError,
     InvalidArgument,
     Overloaded,
     ProgramKilled,
@@ -34,13 +33,13 @@ from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.program.mail import MAX_KEY_BYTES
-from tartlet_runtime.program.program import MakeGuest, Program
-from tartlet_runtime.program.spec import ProgramSpec, State
+from tartlet_runtime.program.program import Program
+from tartlet_runtime.program.spec import State
 from tartlet_runtime.serving.calls import Call
+from tartlet_runtime.serving.launching import Launching
 from tartlet_runtime.serving.listing import START, make_token, orphans_in, read_token
 from tartlet_runtime.serving.programs import ProgramTable
 from tartlet_runtime.serving.relay import Relay, is_relayed
-from tartlet_runtime.serving.sources import Sources
 from tartlet_runtime.serving.specs import specify
 
 log = logging.getLogger(__name__)
@@ -49,14 +48,10 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Event = programs_pb2.ProgramEvent
 _MAX_ITEMS = 4096  # of one call
 _VALIDATED_AT_ONCE = 4
-_COMPILED_AT_ONCE = 4  # of one call's launches: others' come between
 _LEAST_STREAMS = 256
 _STREAMS_PER_PLACE = 2  # whoever launched a program, and someone else
 _VERSION = version("tartlet")
-_PORTION = 32  # launches between two turns of the loop
-_MOST_PAUSES = 50
 _STORED_S = 10.0  # in which a message must be stored
-_AT_CONTROL = 4 * _PORTION  # launches that control is to answer before there are more
 
 
 class ProgramsService(programs_pb2_grpc.ProgramsServicer):
@@ -67,7 +62,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         table: ProgramTable,
         driver: Driver,
         link: ControlLink,
-        sources: Sources,
+        launching: Launching,
         relay: Relay,
         wasm: WasmGuests | None,
         capacity: int,
@@ -77,7 +72,8 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         self._table = table
         self._driver = driver
         self._link = link
-        self._sources = sources
+        self._launching = launching
+        self._sources = launching.sources
         self._relay = relay
         self._wasm = wasm
         self._capacity = capacity
@@ -127,10 +123,10 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             try:
                 if call.refused:
                     pass
-                elif len(request.specs) == 1 and self._launch_at_once(request.specs[0], call, 0, scope):
+                elif len(request.specs) == 1 and self._launching.at_once(request.specs[0], call, 0, scope):
                     self._driver.turn_now()
                 else:
-                    launching = asyncio.create_task(self._launch_all(request.specs, call, scope))
+                    launching = asyncio.create_task(self._launching.all(request.specs, call, scope))
                 async for events in call.messages():
                     yield events
             finally:
@@ -150,78 +146,6 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         finally:
             self._streams -= 1
             call.close(Disconnected())
-
-    async def _launch_all(self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, scope: Scope) -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                await self._launch_portions(specs, call, tasks, scope)
-        except Exception as e:
-            log.exception("launch")
-            error = error_to_proto(InternalError(detail=repr(e)))
-            for index in range(len(specs)):
-                call.answer_if_open(index, _Event(kind=_Event.REJECTED, error=error))
-
-    async def _launch_portions(
-        self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, tasks: asyncio.TaskGroup, scope: Scope
-    ) -> None:
-        """Launch in portions, so that the first programs run while the last ones are still to be launched."""
-        slowly = asyncio.Semaphore(_COMPILED_AT_ONCE)
-        for index, asked in enumerate(specs):
-            if not self._launch_at_once(asked, call, index, scope):
-                tasks.create_task(self._launch_slowly(asked, call, index, slowly))
-            if index % _PORTION == _PORTION - 1:
-                await asyncio.sleep(0)
-                for _ in range(_MOST_PAUSES):  # then they may as well wait there
-                    if self._driver.starting <= _AT_CONTROL or not self._link.connected:
-                        break
-                    await asyncio.sleep(0.001)
-                while self._driver.num_new > _PORTION:  # noqa: ASYNC110 - the turns between are theirs
-                    await asyncio.sleep(0)
-
-    def _launch_at_once(self, asked: programs_pb2.LaunchSpec, call: Call, index: int, scope: Scope) -> bool:
-        """Launch or reject. Returns False if something must be fetched or compiled first."""
-        try:
-            asked.tenant = scope.own(asked.tenant, "Launch")
-            if asked.inferlet or (asked.source.digest and not asked.source.data):
-                return False
-            spec = specify(asked, asked.source, self._table.limits, self._table.durability)
-            maker = self._table.maker(spec)
-            if maker is None:
-                return False
-            self._launch(spec, maker, asked, call, index)
-        except TartletError as e:
-            call.reject(index, e)
-        except Exception as e:
-            log.exception("launch")
-            call.reject(index, InternalError(detail=repr(e)))
-        return True
-
-    async def _launch_slowly(
-        self, asked: programs_pb2.LaunchSpec, call: Call, index: int, slowly: asyncio.Semaphore
-    ) -> None:
-        try:
-            async with slowly:
-                asked, source, entry = await self._sources.find(asked)
-                spec = specify(asked, source, self._table.limits, self._table.durability, entry)
-                maker = self._table.maker(spec) or await self._table.compile(spec)
-            self._launch(spec, maker, asked, call, index)
-        except TartletError as e:
-            call.reject(index, e)
-        except Exception as e:
-            log.exception("launch")
-            call.reject(index, InternalError(detail=repr(e)))
-
-    def _launch(
-        self, spec: ProgramSpec, maker: MakeGuest, asked: programs_pb2.LaunchSpec, call: Call, index: int
-    ) -> None:
-        existing = self._table.existing(spec.tenant, spec.idempotency_key)
-        if existing is not None:
-            existing.stays |= not asked.tie
-            self._table.join(existing, call, index, attach=asked.attach)
-            return
-        program = self._table.launch(spec, maker, call, index, attach=asked.attach)
-        if asked.tie:
-            call.tied.append(program)
 
     # ---- running programs ----
 

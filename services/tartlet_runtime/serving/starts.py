@@ -6,7 +6,6 @@ from tartlet_common.errors.registry import ControlLost, TartletError, Unavailabl
 from tartlet_protos import common_pb2, control_pb2
 from tartlet_runtime.guests.native import NativeGuest
 from tartlet_runtime.program.program import Program
-from tartlet_runtime.program.recovered import RecoveredProgram
 from tartlet_runtime.program.spec import ProgramSpec
 
 START_TIMEOUT_S = 10.0
@@ -21,8 +20,7 @@ def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramS
     """Return what control is told of a program that starts, or that runs already."""
     spec, recorder = program.spec, program.recorder
     durable = program.can_begin_again
-    adopts = isinstance(program, RecoveredProgram) and not running
-    is_whole = isinstance(program, RecoveredProgram) and program.is_whole
+    adopts = program.adopts and not running
     return control_pb2.ProgramStart(
         handle=program.handle,
         program_id=spec.program_id,
@@ -41,7 +39,7 @@ def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramS
         run=spec.seed,
         heard=recorder.heard if recorder is not None else 0,
         adopts=adopts,
-        history=(running and bool(program.history)) or (adopts and is_whole),
+        history=(running and bool(program.history)) or (adopts and program.is_whole),
         lost_state=running and bool(program.history),
     )
 

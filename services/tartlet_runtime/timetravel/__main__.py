@@ -236,7 +236,8 @@ Examples:
   tartlet replay failed.journal --native       # step through it in pdb, outside the sandbox
   tartlet replay failed.journal --native --until 40
   tartlet replay redis://127.0.0.1:6379/0#283e694e-96ab-42db-8c9b-5c53089bca41
-  tartlet replay failed.journal --source fixed.py"""
+  tartlet replay failed.journal --source fixed.py
+  tartlet replay failed.journal --fork 12 --source fixed.py   # goes on live: see `tartlet replay --fork 1 --help`"""
 _TEST = """\
 Run recorded runs against a new version of their program, without an engine. Each run is compared command by command:
 the report has the first that the recorded version gave otherwise, and its line. The exit status is 1 if any run isn't

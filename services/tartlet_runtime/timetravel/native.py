@@ -19,9 +19,9 @@ from inferlet._running import guest
 from inferlet._wire import host
 from inferlet._wire.channel import Channel, channel
 from tartlet_common.errors.registry import Diverged
+from tartlet_runtime.abi.commands import commands_of
 from tartlet_runtime.journal.records import CommandDigest, JournalHeader, JournalRecord
 from tartlet_runtime.timetravel import virtual
-from tartlet_runtime.timetravel.commands import commands_of
 from tartlet_runtime.timetravel.report import Outcome, Show, Shown
 from tartlet_runtime.wasm.determinism import GuestClock, GuestRandom
 

@@ -9,8 +9,8 @@ from typing import TextIO
 
 from tartlet_common.abi import Op
 from tartlet_common.errors.registry import Diverged, ProgramFailed, TartletError
+from tartlet_runtime.abi.commands import Command
 from tartlet_runtime.journal.records import JournalRecord, Kind
-from tartlet_runtime.timetravel.commands import Command
 
 Show = Callable[[Command], None]
 _STDERR = 2

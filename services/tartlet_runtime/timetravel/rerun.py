@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from tartlet_common.errors.registry import Diverged, InvalidSource, TartletError
 from tartlet_protos import common_pb2
+from tartlet_runtime.abi.commands import Command, commands_of
 from tartlet_runtime.abi.guest import Delivery
 from tartlet_runtime.guests.build import python_guest
 from tartlet_runtime.journal.records import CommandDigest, JournalHeader, JournalRecord
 from tartlet_runtime.journal.replay import run_guest
-from tartlet_runtime.timetravel.commands import Command, commands_of
 from tartlet_runtime.wasm import HostConfig, LinkedModule, WasmHost
 from tartlet_runtime.wasm.compiling.engine_flags import flags_digest
 from tartlet_runtime.wasm.types import WaitRequest

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from tartlet_common.errors.registry import Diverged, ProgramFailed, TartletError
+from tartlet_runtime.abi.commands import Command
 from tartlet_runtime.journal.records import JournalRecord, Kind
 from tartlet_runtime.timetravel import finding
-from tartlet_runtime.timetravel.commands import Command
 from tartlet_runtime.timetravel.report import RecordedEnd, recorded_end
 from tartlet_runtime.timetravel.rerun import Rerun, Sandbox
 

@@ -246,6 +246,14 @@ class UnknownAdapter(RequestError):
     remedy: ClassVar[str] = "Take one of get_all_adapters(model), or start its workers with the setting `adapters`."
 
 
+class NotForkable(RequestError):
+    """127: the recorded run can't go on live from there: {why}."""
+
+    number: ClassVar[int] = 127
+    message: ClassVar[str] = "the recorded run can't go on live from there: {why}"
+    remedy: ClassVar[str] = "Fork it behind an earlier delivery, or with the models that the recorded run had."
+
+
 class ProgramFailed(ProgramError):
     """201: the program raised an exception."""
 
@@ -728,6 +736,7 @@ REGISTRY: dict[int, type[TartletError]] = {
     124: UnknownPool,
     125: GrammarRefused,
     126: UnknownAdapter,
+    127: NotForkable,
     201: ProgramFailed,
     202: ProgramTrapped,
     203: CorruptModule,
