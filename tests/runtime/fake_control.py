@@ -140,6 +140,11 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
 
     Drain = Resume = Cordon
 
+    async def WatchState(self, request: Any, context: Any) -> AsyncIterator[control_pb2.StateChange]:
+        changes: list[control_pb2.StateChange] = []
+        for change in changes:
+            yield change
+
     async def EndSession(self, request: Any, context: Any) -> control_pb2.EndSessionReply:
         return control_pb2.EndSessionReply()
 

@@ -18,6 +18,8 @@ from tartlet_gateway.page.files import Page
 from tartlet_gateway.programs import handlers
 from tartlet_gateway.programs.endpoint import Endpoint, Handler
 from tartlet_gateway.programs.requests import Entry, Launch, Message, Program
+from tartlet_gateway.responses.endpoint import Responses
+from tartlet_gateway.responses.requests import ResponseRequest
 from tartlet_gateway.runs.backends import Backends
 from tartlet_gateway.runs.caller import Caller
 
@@ -80,6 +82,9 @@ def _openai(backends: Backends, stopped: asyncio.Event) -> list[Operation]:
         Operation("GET", "/v1/models", models, "List models, and inferlets of the catalogue as MODEL/INFERLET."),
         Operation("GET", "/v1/models/{name:path}", models, "Show one model."),
         Operation("POST", "/v1/chat/completions", chat, "Answer a chat.", ChatRequest, replies=both),
+        Operation(
+            "POST", "/v1/responses", Responses(backends, stopped), "Answer, as items.", ResponseRequest, replies=both
+        ),
         Operation("POST", "/v1/completions", text, "Complete texts.", CompletionRequest, replies=both),
         Operation("POST", "/tokenize", tokenize, "Turn text or a chat into tokens.", TokenizeRequest),
         Operation("POST", "/detokenize", detokenize, "Turn tokens into text.", DetokenizeRequest),

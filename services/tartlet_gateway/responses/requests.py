@@ -1,0 +1,160 @@
+"""Bodies of `POST /v1/responses`, made the body of a chat completion, which is checked as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from tartlet_gateway.openai.bodies import decoded
+from tartlet_gateway.openai.errors import ApiError, not_offered
+from tartlet_gateway.openai.requests import ChatRequest, read_chat
+
+_TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text", "refusal", "summary_text"})
+
+
+class ResponseRequest(Struct, kw_only=True):
+    """The body. Fields that aren't here are ignored, as other servers do."""
+
+    input: str | list[dict[str, Any]]
+    model: str = ""
+    instructions: str | None = None
+    tools: list[dict[str, Any]] = []
+    tool_choice: Any = "auto"
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, str] | None = None
+    stream: bool = False
+    store: bool | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    max_tool_calls: int | None = None
+    prompt: Any = None
+
+
+_DECODER: Final = msgspec.json.Decoder(ResponseRequest)
+
+
+def read_response(body: bytes) -> tuple[ResponseRequest, ChatRequest]:
+    """Read a request, and return the chat that answers it too.
+
+    Raises:
+        ApiError: 400 with `param`, when a field is wrong or isn't offered.
+    """
+    request = decoded(_DECODER, body)
+    if request.previous_response_id is not None:
+        told = "previous_response_id: responses aren't stored here: send the whole conversation as input."
+        raise ApiError(400, told, param="previous_response_id", code="previous_response_not_found")
+    for name in ("conversation", "background", "prompt", "max_tool_calls"):
+        if getattr(request, name):
+            raise not_offered(name)
+    if request.truncation == "auto":
+        raise not_offered("truncation")
+    if not request.input:
+        raise ApiError(400, "input: a text, or items; not empty.", param="input")
+    chat = {
+        "model": request.model,
+        "messages": _messages(request),
+        "tools": [_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools)],
+        "tool_choice": _choice(request.tool_choice) if request.tools else None,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "response_format": _format(request.text or {}),
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "max_completion_tokens": request.max_output_tokens,
+    }
+    given = {name: value for name, value in chat.items() if value not in (None, [], "")}
+    try:
+        return request, read_chat(msgspec.json.encode(given))
+    except ApiError as e:
+        raise ApiError(e.status, e.message, param=_renamed(e.param), code=e.code) from e
+
+
+def _renamed(param: str | None) -> str | None:
+    """Return the field of this API that a field of a chat was made of."""
+    if param is None:
+        return None
+    for theirs, ours in (("messages", "input"), ("max_completion_tokens", "max_output_tokens")):
+        if param.startswith(theirs):
+            return ours
+    return "text.format" if param.startswith("response_format") else param
+
+
+def _messages(request: ResponseRequest) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if request.instructions:
+        messages.append({"role": "system", "content": request.instructions})
+    items = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
+    for at, item in enumerate(items):
+        _add(messages, item, f"input[{at}]")
+    return messages
+
+
+def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], path: str) -> None:
+    """Add an item of the input; calls that stand together are one message of the assistant."""
+    match item.get("type", "message"):
+        case "message" if isinstance(item.get("role"), str):
+            messages.append({"role": item["role"], "content": _text(item.get("content", ""), f"{path}.content")})
+        case "function_call" if isinstance(item.get("name"), str) and isinstance(item.get("call_id"), str):
+            function = {"name": item["name"], "arguments": item.get("arguments") or "{}"}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            if messages and "tool_calls" in messages[-1]:
+                messages[-1]["tool_calls"].append(call)
+            else:
+                messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        case "function_call_output" if isinstance(item.get("call_id"), str):
+            content = _text(item.get("output", ""), f"{path}.output")
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+        case "reasoning":
+            pass
+        case "message" | "function_call" | "function_call_output":
+            raise ApiError(400, f"{path}: a field is missing, or has the wrong type.", param=path)
+        case _:
+            raise ApiError(400, f"{path}.type: this server doesn't know items of this type.", param=f"{path}.type")
+
+
+def _text(content: Any, path: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ApiError(400, f"{path}: a text, or a list of parts.", param=path)
+    texts = []
+    for at, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
+        if kind not in _TEXT_PARTS or not isinstance(text, str):
+            told = f"{path}[{at}]: text alone can be answered here."
+            raise ApiError(400, told, param=f"{path}[{at}]", code="unsupported_parameter")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise ApiError(400, f"{path}.type: only functions can be tools here.", param=f"{path}.type")
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
+
+
+def _choice(choice: Any) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function" and "function" not in choice:
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
+
+
+def _format(text: Mapping[str, Any]) -> Any:
+    given = text.get("format")
+    if isinstance(given, dict) and given.get("type") == "json_schema":
+        schema = {name: given[name] for name in ("name", "schema", "strict", "description") if name in given}
+        return {"type": "json_schema", "json_schema": schema}
+    return given
