@@ -76,7 +76,7 @@ def _run_range(batch: Forward, on: Resources) -> tuple[BatchResult, int]:
     if not len(runs):
         return statuses.result(), 0
     plan = _plan(batch, runs, pools)
-    for part in split_long_command(plan, pools, pools.sizes.scratch_tokens):
+    for part in split_long_command(plan, pools, pools.sizes.scratch_tokens, on.decoder):
         on.decoder.run(part, pools)
     pools.embed_position[plan.out_embed] = plan.position[plan.out_token]
     pools.embed_ended[plan.out_embed] = False

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from tartlet_worker.csr import I64
-from tartlet_worker.models.base import ForwardPlan
+from tartlet_worker.models.base import Decoder, ForwardPlan
 from tartlet_worker.pools import Pools
 
 
@@ -42,8 +42,11 @@ def most_of_one_position(position: npt.NDArray[np.int32]) -> int:
     return int(np.unique(position, return_counts=True)[1].max())
 
 
-def split_long_command(plan: ForwardPlan, pools: Pools, limit: int) -> Iterator[ForwardPlan]:
-    """Yield the plan, or plans of at most `limit` tokens that together do the same. Run each before taking the next."""
+def split_long_command(plan: ForwardPlan, pools: Pools, limit: int, decoder: Decoder) -> Iterator[ForwardPlan]:
+    """Yield the plan, or plans of at most `limit` tokens that together do the same.
+
+    The caller has `decoder` run each plan before it takes the next.
+    """
     batch = plan.attention
     if len(plan.embed) <= limit or len(batch.num_pages) > 1 or batch.allowed or plan.scratch_pages:
         yield plan
@@ -60,6 +63,8 @@ def split_long_command(plan: ForwardPlan, pools: Pools, limit: int) -> Iterator[
         outs = by_place[(out_place[by_place] >= first) & (out_place[by_place] < last)]
         written = plan.out_embed[outs]
         early = np.intersect1d(written, plan.embed[order[last:]])  # a later part must still read what they hold now
+        if len(early):
+            decoder.finish(pools)  # it may have put off the embed_txt, or the forward, that writes these embeds
         before = _rows(pools, early)
         yield replace(
             plan,
@@ -77,8 +82,11 @@ def split_long_command(plan: ForwardPlan, pools: Pools, limit: int) -> Iterator[
             adapter=plan.adapter[tokens] if len(plan.adapter) else plan.adapter,
         )
         if len(early):
+            decoder.finish(pools)
             held.append((early, _rows(pools, early)))
             pools.embeds.index_copy_(0, pools.index(early), before)
+    if held:
+        decoder.finish(pools)  # a last part of one token still reads what the embeds held before
     for embeds, rows in held:
         pools.embeds.index_copy_(0, pools.index(embeds), rows)
 

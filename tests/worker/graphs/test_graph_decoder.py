@@ -214,6 +214,25 @@ def test_what_is_put_off_is_computed_before_anything_else_reads_it() -> None:
             assert a == b
 
 
+@pytest.mark.parametrize("count", [5, 7])
+def test_a_command_longer_than_a_pass_reads_embeds_that_were_put_off(count: int) -> None:
+    """Its outputs go to the embeds that it reads, in the other order; a last part of one token is put off, too."""
+    embeds = range(20, 20 + count)
+    batches = (
+        embed_batch([{"embed": embeds, "token": range(7, 7 + count), "position": range(count)}]),
+        forward_batch([{"iemb": embeds, "oemb": embeds[::-1], "okv": [3, 8]}]),
+        dist_batch([{"embed": embeds, "top_k": 3}]),
+    )
+    driver, _, decoder = graph_driver("llama3-grouped", max_batch_tokens=4)
+    whole = plain_driver("llama3-grouped")
+    mine, theirs = driver.ok(*batches).results[2], whole.ok(*batches).results[2]
+    assert decoder.passes == decoder.replays + 1 == 2 if count == 5 else decoder.passes == 2
+    assert mine.dist_token.tolist() == theirs.dist_token.tolist()
+    pools, want = driver.engine.pools, whole.engine.pools
+    torch.testing.assert_close(pools.embeds[20 : 20 + count], want.embeds[20 : 20 + count], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(pools.kv[:, :, [3, 8]], want.kv[:, :, [3, 8]], atol=1e-4, rtol=1e-4)
+
+
 def test_a_step_copies_once_up_and_once_down(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, _, decoder = graph_driver("llama3-grouped")
     programs = Programs([driver, plain_driver("llama3-grouped")], 2, "graphs copies", lists=False)
