@@ -135,15 +135,14 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
         yield control_pb2.EnginesReply(incarnation=self.incarnation)
         await asyncio.Event().wait()
 
+    async def WatchState(self, request: Any, context: Any) -> AsyncIterator[control_pb2.StateChange]:
+        yield control_pb2.StateChange(json='{"engines": [], "programs": [], "totals": {}}', whole=True)
+        await asyncio.Event().wait()
+
     async def Cordon(self, request: Any, context: Any) -> control_pb2.EngineActionReply:
         return control_pb2.EngineActionReply()
 
     Drain = Resume = Cordon
-
-    async def WatchState(self, request: Any, context: Any) -> AsyncIterator[control_pb2.StateChange]:
-        changes: list[control_pb2.StateChange] = []
-        for change in changes:
-            yield change
 
     async def EndSession(self, request: Any, context: Any) -> control_pb2.EndSessionReply:
         return control_pb2.EndSessionReply()
