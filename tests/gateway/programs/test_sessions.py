@@ -104,12 +104,11 @@ def test_two_tenants_with_one_name_have_two_sessions(
 
 
 def test_chats_name_their_session_too(gateway: Gateway, http: httpx.Client) -> None:
-    with http.stream(
-        "POST",
-        "/v1/chat/completions",
-        json={"messages": MESSAGES, "max_tokens": 900, "stream": True, "prompt_cache_key": "a-thread"},
-    ) as reply:
-        program = next(reply.iter_lines()).partition('"id":"chatcmpl-')[2][:36]
+    assert http.put("/v1/inferlets/waits", json={"source": WORKS}).status_code == 200
+    body = {"model": "fake/waits", "messages": MESSAGES, "stream": True, "prompt_cache_key": "a-thread"}
+    with http.stream("POST", "/v1/chat/completions", json=body) as reply:
+        lines = reply.iter_lines()  # kept: the reply closes with it
+        program = next(lines).partition('"id":"chatcmpl-')[2][:36]
         told = running(gateway, program, lambda _: True)
     assert told["session"] == session_of([], {"prompt_cache_key": "a-thread"}, None).id
     long = chat(http, prompt_cache_key="x" * 257)
