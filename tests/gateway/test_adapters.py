@@ -35,6 +35,9 @@ def test_a_model_answers_otherwise_under_each_adapter_and_all_choices_have_it(ap
     text = [api.completions.create(model=name, prompt="Hi", max_tokens=8, temperature=0).choices[0].text
             for name in ("fake", "fake:loud")]  # fmt: skip
     assert text[0] != text[1]
+    responses = {name: api.responses.create(model=name, input="Tell me about adapters.", max_output_tokens=12,
+                                            temperature=0).output_text for name in answers}  # fmt: skip
+    assert responses == {name: texts[0] for name, texts in answers.items()}
 
 
 @pytest.mark.parametrize("name", ["fake:none", "fake:", ":loud", "other:loud"])

@@ -151,3 +151,13 @@ def test_other_hosts_and_origins_are_refused(http: httpx.Client) -> None:
     preflight = http.options(CHAT, headers={"origin": "http://localhost:3000", "access-control-request-method": "POST"})
     assert (preflight.status_code, preflight.content) == (204, b"")
     assert "POST" in preflight.headers["access-control-allow-methods"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("value", [b'"\xff"', b"1e999"])
+def test_an_unknown_field_that_cannot_be_read_is_the_clients_mistake(
+    http: httpx.Client, path: str, value: bytes
+) -> None:
+    body = b'{"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "input": "Hi", "x": %s}' % value
+    reply = http.post(path, content=body, headers={"content-type": "application/json"})
+    assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error"), reply.text

@@ -152,6 +152,8 @@ def test_a_failure_behind_the_first_event_ends_the_stream(http: httpx.Client, ap
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", None),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]",
          "unsupported_parameter"),
+        ({"input": [{"role": "user", "content": [{"type": [], "text": "x"}]}]}, "input[0].content[0]",
+         "unsupported_parameter"),
         ({"input": []}, "input", None),
         ({"max_output_tokens": 0}, "max_output_tokens", None),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format", None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -10,6 +10,7 @@ from tartlet_gateway.http.exchange import BodyLateError, BodyTooLargeError, Exch
 from tartlet_gateway.openai.errors import ApiError, from_validation
 
 T = TypeVar("T")
+_FIELDS: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 async def json_body(exchange: Exchange, limit: int) -> bytes:
@@ -52,3 +53,12 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise from_validation(e) from e
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise ApiError(400, f"The body is not JSON: {e}") from e
+
+
+def fields_of(body: bytes) -> dict[str, Any]:
+    """Return all fields of a body, those that the API doesn't know included.
+
+    Raises:
+        ApiError: 400, the body is no JSON object, or a field that the API doesn't know holds what can't be read.
+    """
+    return decoded(_FIELDS, body)

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from tartlet_common.errors.registry import TartletError
 from tartlet_gateway.http.exchange import Exchange, StoppedError
 from tartlet_gateway.openai import sse
-from tartlet_gateway.openai.bodies import json_body
+from tartlet_gateway.openai.bodies import fields_of, json_body
 from tartlet_gateway.openai.errors import JSON, ApiError, answering, from_tartlet, refusal
 from tartlet_gateway.openai.replies import Form, Reply
 from tartlet_gateway.openai.requests import (
@@ -88,7 +88,7 @@ class Completions:
         if chosen.adapter:
             arguments |= {"adapter": chosen.adapter}
         durable = exchange.header(b"x-tartlet-durable") == b"1"
-        session = session_of(exchange.scope["headers"], msgspec.json.decode(body), caller.tenant)
+        session = session_of(exchange.scope["headers"], fields_of(body), caller.tenant)
         run = await backend.runs.start(chosen, arguments, durable=durable, session=session)
         caller.program_id = run.program_id
         prefix = "chatcmpl" if self._form == "chat" else "cmpl"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from tartlet_gateway.openai.bodies import decoded
+from tartlet_gateway.openai.bodies import decoded, fields_of
 from tartlet_gateway.openai.errors import ApiError, not_offered
 from tartlet_gateway.openai.structure import Structured, structure_of
 from tartlet_gateway.openai.tools import check_tools, forces
@@ -180,7 +180,7 @@ def further_fields(request: ChatRequest | CompletionRequest, body: bytes) -> dic
         >>> further_fields(read_chat(body), body)
         {'best_of': 4}
     """
-    given: dict[str, Any] = msgspec.json.decode(body)
+    given = fields_of(body)
     known = {*request.__struct_fields__, *_MADE_HERE}
     return {name: value for name, value in given.items() if name not in known}
 

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from tartlet_common.errors.registry import TartletError
 from tartlet_gateway.http.exchange import Exchange, StoppedError
 from tartlet_gateway.openai import sse
-from tartlet_gateway.openai.bodies import json_body
+from tartlet_gateway.openai.bodies import fields_of, json_body
 from tartlet_gateway.openai.completions import COMMENT_S, HEADERS_S
 from tartlet_gateway.openai.errors import JSON, ApiError, answering, from_tartlet, refusal
 from tartlet_gateway.openai.requests import ChatRequest, chat_arguments
@@ -66,9 +66,12 @@ class Responses:
         backend = self._backends.of(caller)
         caller.model = request.model
         chosen = target(request.model, await backend.models.list())
-        session = session_of(exchange.scope["headers"], msgspec.json.decode(body), caller.tenant)
+        session = session_of(exchange.scope["headers"], fields_of(body), caller.tenant)
         durable = exchange.header(b"x-tartlet-durable") == b"1"
-        run = await backend.runs.start(chosen, chat_arguments(chat), durable=durable, session=session)
+        arguments = chat_arguments(chat)
+        if chosen.adapter:
+            arguments |= {"adapter": chosen.adapter}
+        run = await backend.runs.start(chosen, arguments, durable=durable, session=session)
         caller.program_id = run.program_id
         reply = Reply(request, run.program_id, request.model or chosen.model)
         try:

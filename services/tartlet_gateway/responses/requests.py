@@ -132,7 +132,7 @@ def _text(content: Any, path: str) -> str:
     for at, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
-        if kind not in _TEXT_PARTS or not isinstance(text, str):
+        if not (isinstance(kind, str) and kind in _TEXT_PARTS and isinstance(text, str)):
             told = f"{path}[{at}]: text alone can be answered here."
             raise ApiError(400, told, param=f"{path}[{at}]", code="unsupported_parameter")
         texts.append(text)
