@@ -68,6 +68,8 @@ class NextStep:
 
             def look(slots: Ints, read: Callable[[], bool]) -> None:
                 self._decoder.waiting = None
+                if len(np.unique(slots)) < len(slots):
+                    return  # which of a slot's tokens the device keeps isn't certain
                 found = following(read)
                 if found is not None:
                     self._start(found, tail, slots)
@@ -86,8 +88,8 @@ class NextStep:
         lanes = self._on.poisoned
         if len(step.clear_embeds) or len(step.clear_slots) or len(step.swaps.out_page) or len(step.swaps.in_page):
             return  # the one that runs may still write what is cleared
-        if tail is not None and lanes and np.isin(tail.lane, [*lanes]).any():
-            return
+        if tail is not None and np.isin(tail.lane, [*lanes, *step.reset_lanes.tolist()]).any():
+            return  # the tail is refused, or may break a lane that the step then mends
         unknown = np.zeros(self._on.pools.sizes.num_slots, np.bool_)
         unknown[slots] = True
         self._step = step

@@ -21,7 +21,7 @@ from tartlet_worker.graphs.decoder import GraphDecoder, Launched
 from tartlet_worker.serving.engine_thread import EngineThread, Finished
 from tartlet_worker.torch_engine.engine import TorchEngine
 from tartlet_worker.torch_engine.loader import load_engine
-from tests.worker.driver import changes, dist_batch, embed_batch, forward_batch, i32, sample_batch
+from tests.worker.driver import changes, dist_batch, embed_batch, forward_batch, i32, sample_batch, u32
 from tests.worker.families import checkpoint
 from tests.worker.graphs.decode_streams import PAGES, SIZE, Stream, state, with_stops
 from tests.worker.graphs.late_device import device_of
@@ -235,6 +235,33 @@ def test_a_step_waits_for_what_the_device_can_not_know_in_time(change: Callable[
         compare(rig.run(steps), want)
     compare_pools(rig.engine, one)
     assert [int(ahead.rows.position[0]) for ahead in rig.ahead] == [6, 8], "the step behind the changed one waited"
+
+
+def test_a_lane_that_breaks_behind_the_sample_is_mended_by_the_next_step() -> None:
+    """A program may reset a queue while its commands are under way."""
+    steps, one = decoding(3), plain("llama3-grouped")
+    tail = embed_batch([{"embed": [k], "slot": [k], "position": [(10_000, 7)[k]], "lane": k} for k in (0, 1)])
+    steps[1] = dataclasses.replace(steps[1], batches=(*steps[1].batches[:-1], tail))
+    steps[2] = dataclasses.replace(steps[2], reset_lanes=u32([0]))
+    want = [one.step(step) for step in steps]
+    assert want[1].results[-1].status.tolist() == [Status.FAILED, Status.OK]
+    assert want[2].results[0].status.tolist() == [Status.OK, Status.OK]
+    rig = recorded("llama3-grouped")
+    with device_of(rig.engine):
+        compare(rig.run(steps), want)
+    compare_pools(rig.engine, one)
+
+
+def test_a_step_waits_if_two_tokens_went_to_one_slot() -> None:
+    """A device writes equal places in any order."""
+    steps, one = decoding(3, head=True), plain("llama3-grouped")
+    made = [{"embed": embed, "slot": slot, "lane": 1} for embed, slot in ((20, 1), (20, 0), (21, 1))]
+    steps[1] = dataclasses.replace(steps[1], batches=(*steps[1].batches[:-1], sample_batch(made)))
+    want = [one.step(step) for step in steps]
+    rig = recorded("llama3-grouped")
+    with device_of(rig.engine):
+        compare(rig.run(steps), want)
+    assert [int(ahead.rows.position[0]) for ahead in rig.ahead] == [8], "the step itself has no plan, either"
 
 
 def test_an_answer_that_fails_is_the_failure_of_its_own_step() -> None:
