@@ -8,7 +8,10 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tartlet_gateway.answers.endpoint import Answers
 from tartlet_gateway.http.exchange import Exchange
+from tartlet_gateway.messages.form import MessagesForm
+from tartlet_gateway.messages.requests import MessagesRequest
 from tartlet_gateway.openai.completions import Completions
 from tartlet_gateway.openai.errors import ApiError, answer
 from tartlet_gateway.openai.models import ModelsEndpoint
@@ -18,7 +21,7 @@ from tartlet_gateway.page.files import Page
 from tartlet_gateway.programs import handlers
 from tartlet_gateway.programs.endpoint import Endpoint, Handler
 from tartlet_gateway.programs.requests import Entry, Launch, Message, Program
-from tartlet_gateway.responses.endpoint import Responses
+from tartlet_gateway.responses.form import ResponsesForm
 from tartlet_gateway.responses.requests import ResponseRequest
 from tartlet_gateway.runs.backends import Backends
 from tartlet_gateway.runs.caller import Caller
@@ -78,13 +81,14 @@ def _openai(backends: Backends, stopped: asyncio.Event) -> list[Operation]:
     chat, text = (Completions(form, backends, stopped) for form in ("chat", "text"))
     tokenize, detokenize = (Tokens(kind, backends, stopped) for kind in ("tokenize", "detokenize"))
     both = (JSON, EVENTS)
+    responses = Answers(ResponsesForm(), backends, stopped)
+    messages = Answers(MessagesForm(), backends, stopped)
     return [
         Operation("GET", "/v1/models", models, "List models, and inferlets of the catalogue as MODEL/INFERLET."),
         Operation("GET", "/v1/models/{name:path}", models, "Show one model."),
         Operation("POST", "/v1/chat/completions", chat, "Answer a chat.", ChatRequest, replies=both),
-        Operation(
-            "POST", "/v1/responses", Responses(backends, stopped), "Answer, as items.", ResponseRequest, replies=both
-        ),
+        Operation("POST", "/v1/responses", responses, "Answer, as items.", ResponseRequest, replies=both),
+        Operation("POST", "/v1/messages", messages, "Answer, as blocks.", MessagesRequest, replies=both),
         Operation("POST", "/v1/completions", text, "Complete texts.", CompletionRequest, replies=both),
         Operation("POST", "/tokenize", tokenize, "Turn text or a chat into tokens.", TokenizeRequest),
         Operation("POST", "/detokenize", detokenize, "Turn tokens into text.", DetokenizeRequest),

@@ -41,7 +41,7 @@ class Reply:
 
     def begin(self) -> list[Value]:
         """Return the events that open the response."""
-        return [self._whole(f"response.{state}", "in_progress") for state in ("created", "in_progress")]
+        return [self._state(f"response.{state}", "in_progress") for state in ("created", "in_progress")]
 
     def add(self, event: Said) -> list[Value]:
         """Return the events of a part of the answer."""
@@ -81,7 +81,7 @@ class Reply:
     def end(self) -> list[Value]:
         """Return the last events: what is open is completed, and the response with it."""
         status = "incomplete" if self._reason in ("length", "content_filter") else "completed"
-        return [*self.close(status), self._whole(f"response.{status}", status)]
+        return [*self.close(status), self._state(f"response.{status}", status)]
 
     def fail(self, error: ApiError) -> list[Value]:
         """Return the last events of a response that failed; `code` is one that clients of this API know."""
@@ -89,9 +89,9 @@ class Reply:
         if error.code in _CODES:
             code = error.code
         told = {"code": code, "message": error.message}
-        return [*self.close("incomplete"), self._whole("response.failed", "failed", told)]
+        return [*self.close("incomplete"), self._state("response.failed", "failed", told)]
 
-    def response(self) -> Value:
+    def whole(self) -> Value:
         """Return the response that has ended."""
         return self._response("incomplete" if self._reason in ("length", "content_filter") else "completed", None)
 
@@ -150,7 +150,7 @@ class Reply:
         self._number += 1
         return event
 
-    def _whole(self, kind: str, status: str, error: Value | None = None) -> Value:
+    def _state(self, kind: str, status: str, error: Value | None = None) -> Value:
         return self._event(kind, response=self._response(status, error))
 
     def _response(self, status: str, error: Value | None) -> Value:
