@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from tartlet_common.engine.step import BatchResult, EmbedTxt, Kind
 from tartlet_common.errors.registry import ContextTooLong, InvalidArgument, TartletError
-from tartlet_worker.csr import take
+from tartlet_worker.csr import Bools, take
 from tartlet_worker.handlers.registration import Resources, handles
 from tartlet_worker.handlers.statuses import BatchStatuses
 from tartlet_worker.pools import Pools
@@ -31,10 +31,22 @@ def embed_txt(batch: EmbedTxt, on: Resources) -> tuple[BatchResult, int]:
         chosen, _ = take(indptr, runs)
         token, embed, position = token[chosen], batch.embed[chosen], batch.position[chosen]
     if len(embed):
+        last = _last_of_each(embed, pools)
+        if not last.all():  # the last command counts, but a device writes equal places in any order
+            embed, token, position = embed[last], token[last], position[last]
         on.decoder.embed(pools, embed, token)
         pools.embed_position[embed] = position
         pools.embed_ended[embed] = False
     return statuses.result(), 0
+
+
+def _last_of_each(embed: npt.NDArray[np.int32], pools: Pools) -> Bools:
+    """Return [N]: whether an embed does not come again among those behind it."""
+    mark, number = pools.embed_mark, np.arange(1, len(embed) + 1)
+    mark[embed] = number
+    last: Bools = mark[embed] == number
+    mark[embed] = 0
+    return last
 
 
 def _resolve(statuses: BatchStatuses, batch: EmbedTxt, pools: Pools) -> npt.NDArray[np.int32]:

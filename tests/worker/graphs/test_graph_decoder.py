@@ -233,6 +233,25 @@ def test_a_command_longer_than_a_pass_reads_embeds_that_were_put_off(count: int)
     torch.testing.assert_close(pools.kv[:, :, [3, 8]], want.kv[:, :, [3, 8]], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("graphs", [False, True])
+def test_the_last_token_of_an_embed_counts_in_whatever_order_a_device_writes(
+    *, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = graph_driver("llama3-grouped")[0] if graphs else plain_driver("llama3-grouped")
+    engine, copy = driver.engine, torch.Tensor.index_copy_
+
+    def backwards(target: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        return copy(target, dim, index.flip(0), source.flip(dim))
+
+    monkeypatch.setattr(torch.Tensor, "index_copy_", backwards)
+    driver.ok(embed_batch([{"embed": [20], "token": [9], "position": [0]}]))
+    want = engine.pools.embeds[20].clone()
+    made = ((20, 3, 4), (21, 5, 2), (20, 9, 1))
+    driver.ok(embed_batch([{"embed": [e], "token": [token], "position": [at]} for e, token, at in made]))
+    assert torch.equal(engine.pools.embeds[20], want)
+    assert engine.pools.embed_position[[20, 21]].tolist() == [1, 2]
+
+
 def test_a_step_copies_once_up_and_once_down(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, _, decoder = graph_driver("llama3-grouped")
     programs = Programs([driver, plain_driver("llama3-grouped")], 2, "graphs copies", lists=False)
