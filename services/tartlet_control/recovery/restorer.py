@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from tartlet_common.abi import Op, Record
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.base import TartletError
-from tartlet_common.errors.registry import ControlLost
+from tartlet_common.errors.registry import ControlLost, MalformedSubmission
 from tartlet_control.calls.tables import Share
 from tartlet_control.core.core import Core
 from tartlet_control.rebuild.fold import Folded, fold
@@ -72,10 +72,14 @@ class Restorer:
             return
         if history.lost:
             self._lifecycle.kill(program, ControlLost(why=history.lost))
-        else:
-            answers = list(unpack(history.answers))
-            self._keep_unstored(program, answers, history.told)
-            self.restore(program, unpack(history.commands), answers)
+            return
+        try:
+            answers, commands = list(unpack(history.answers)), list(unpack(history.commands))
+        except MalformedSubmission as e:  # costs this program, not the link with all programs of the runtime
+            self._lifecycle.kill(program, ControlLost(why=f"its history makes no sense: {e}"))
+            return
+        self._keep_unstored(program, answers, history.told)
+        self.restore(program, commands, answers)
 
     @staticmethod
     def _keep_unstored(program: ProgramState, answers: list[Sent], told: int) -> None:

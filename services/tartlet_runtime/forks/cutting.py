@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tartlet_common.errors.registry import InvalidArgument, NotAllowed
+from tartlet_common.abi import decode
+from tartlet_common.errors.registry import (
+    InvalidArgument,
+    InvalidSource,
+    MalformedSubmission,
+    NotAllowed,
+    UnsupportedAbi,
+)
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.journal.records import JournalHeader, JournalRecord, Kind, ParsedJournal
 from tartlet_runtime.program.rerun import Rerun
@@ -35,6 +42,7 @@ def cut(parsed: ParsedJournal, deliveries: int) -> Past:
 
     Raises:
         InvalidArgument: the journal has fewer deliveries.
+        InvalidSource: a record makes no sense. A client may have uploaded it, and control would be told it.
     """
     records: list[JournalRecord] = []
     told = 0
@@ -42,11 +50,23 @@ def cut(parsed: ParsedJournal, deliveries: int) -> Past:
         if told == deliveries:
             break
         told += record.kind == Kind.DELIVERY
+        _check(record)
         records.append(replace(record, read_to=0))
     if told < max(1, deliveries):
         detail = f"{deliveries}; the journal has {told} deliveries, and a fork begins behind one of them"
         raise InvalidArgument(argument="fork.deliveries", detail=detail)
     return Past(parsed.header, records)
+
+
+def _check(record: JournalRecord) -> None:
+    """Refuse a record that can't be told again. Raises InvalidSource."""
+    try:
+        if record.kind == Kind.DELIVERY:
+            decode(record.delivery, limit=len(record.delivery))
+        else:
+            Rerun.of([record])
+    except (MalformedSubmission, UnsupportedAbi, ValueError, TypeError, LookupError) as e:
+        raise InvalidSource(detail=f"a record of the journal makes no sense: {e}") from e
 
 
 def launch_of(past: Past, asked: programs_pb2.LaunchSpec) -> programs_pb2.LaunchSpec:

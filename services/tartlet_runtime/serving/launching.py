@@ -14,8 +14,7 @@ from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.forks.cutting import Past, cut, launch_of
-from tartlet_runtime.forks.recorded import RecordedRuns
-from tartlet_runtime.journal.records import parse_journal
+from tartlet_runtime.forks.recorded import RecordedRuns, uploaded
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.program.program import MakeGuest
@@ -122,7 +121,7 @@ class Launching:
         fork = asked.fork
         if fork.journal:
             data = (await self.sources.resolve(common_pb2.Source(digest=fork.journal))).data
-            parsed = parse_journal(data, "the uploaded journal")
+            parsed = uploaded(data)
         else:
             parsed = await self._recorded.read(fork.program_id, scope)
         past = cut(parsed, fork.deliveries)

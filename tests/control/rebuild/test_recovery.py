@@ -12,6 +12,8 @@ from tartlet_common.abi import SAMPLE_OPTIONS, Event, Op, SampleFlag
 from tartlet_common.engine.step import EmbedTxt
 from tartlet_common.errors import registry as errors
 from tartlet_control.core import trials
+from tartlet_control.recovery.restorer import Restorer
+from tartlet_protos import control_pb2
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host
 
@@ -344,3 +346,15 @@ def test_a_long_program_survives_many_deaths_if_it_gets_on_in_between() -> None:
         host.run()
     assert guest.killed is None
     assert len(outcomes(guest)) == 7
+
+
+@pytest.mark.parametrize("field", ["answers", "commands"])
+def test_a_history_that_makes_no_sense_costs_its_program_alone(field: str) -> None:
+    host = Host(OPTIONS)
+    bystander, guest = host.start(), host.start(running=True, history=True)
+    part = control_pb2.ProgramHistory(**{field: bytes(7)}).SerializeToString()
+    Restorer(host.core).on_part(host.session, guest.handle, part, more=False)
+    _prompt(bystander, 65)
+    host.run()
+    assert isinstance(guest.killed, errors.ControlLost)
+    assert (bystander.killed, len(bystander.tokens())) == (None, 1)

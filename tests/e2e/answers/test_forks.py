@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import tartlet
 from tartlet import Fork, LaunchSpec, Source
 from tartlet_common.abi import HEADER_BYTES, HEADER_STRUCT, RECORD_BYTES, RECORD_STRUCT, Event, Record
-from tartlet_common.errors.registry import Diverged, InvalidArgument, NotForkable, UnknownProgram
+from tartlet_common.errors.registry import Diverged, InvalidArgument, InvalidSource, NotForkable, UnknownProgram
 from tartlet_runtime.journal.records import Kind, crc_of, encode_record, parse_journal, read_journal
 from tests.e2e.serving import Serving, client_of, message, program, serving, until_nothing_is_held
 from tests.run_directory import run_directory
@@ -97,8 +98,8 @@ async def test_a_fork_at_any_delivery_ends_as_the_recorded_run(keeping: Serving)
         await until_nothing_is_held(client)
 
 
-def tampered(data: bytes, token: int) -> tuple[bytes, int]:
-    """Returns a journal in which the tenth token that the program was told is another one, and its last token's place.
+def tampered(data: bytes, change: Callable[[Record], Record]) -> tuple[bytes, int]:
+    """Returns a journal in which the tenth token that the program was told is changed, and its last token's place.
 
     The place counts deliveries. What the program submits doesn't depend on the token until it has all of them.
     """
@@ -115,7 +116,7 @@ def tampered(data: bytes, token: int) -> tuple[bytes, int]:
                 if row.op == Event.RESULT and row.queue and sampled < TOKENS and not row.length:
                     sampled += 1
                     if sampled == TOKENS // 2:
-                        RECORD_STRUCT.pack_into(delivery, at, *row._replace(a=token))
+                        RECORD_STRUCT.pack_into(delivery, at, *change(row))
                     last = deliveries
         told = (record.digest, bytes(delivery), record.from_control, record.read_to, record.kind)
         changed += encode_record(crc_of(data[: parsed.header_bytes]), record.clock_ns, *told)
@@ -131,7 +132,7 @@ async def test_a_fork_goes_on_behind_the_tokens_that_were_recorded(keeping: Serv
         async for _ in run:
             pass
         data = (keeping.run_dir / "journals" / f"{run.program_id}.journal").read_bytes()
-        journal, deliveries = tampered(data, ord("Z"))
+        journal, deliveries = tampered(data, lambda row: row._replace(a=ord("Z")))
         fork = await client.run(spec=LaunchSpec(args=["now "], fork=Fork(deliveries, journal=journal)))
         said = await message(fork)
         assert said == first[: TOKENS // 2 - 1] + "Z" + first[TOKENS // 2 :]
@@ -141,6 +142,26 @@ async def test_a_fork_goes_on_behind_the_tokens_that_were_recorded(keeping: Serv
         assert result == "now " + await result_of(fresh)
         assert run.ended is not None
         assert result.removeprefix("now ") != str(run.ended.result).removeprefix("then ")
+        await until_nothing_is_held(client)
+
+
+async def test_a_journal_that_makes_no_sense_costs_nobody_but_its_fork(keeping: Serving) -> None:
+    async with client_of(keeping) as client:
+        run = await client.run(spec=LaunchSpec(source=Source.python(TALKS), args=["then "]))
+        bystander = await client.run(spec=LaunchSpec(source=Source.python(TALKS), args=["then "]))
+        await message(run)
+        await message(bystander)
+        await client.send(run.program_id, "and more")
+        result = await result_of(run)
+        data = (keeping.run_dir / "journals" / f"{run.program_id}.journal").read_bytes()
+        outside, deliveries = tampered(data, lambda row: row._replace(offset=1 << 20, length=4))
+        body = data[: parse_journal(data, "recorded").header_bytes - 4].replace(b'"seed"', b'"need"', 1)
+        headless = body + zlib.crc32(body).to_bytes(4, "little")
+        for journal in (outside, headless):
+            with pytest.raises(InvalidSource):
+                await client.run(spec=LaunchSpec(fork=Fork(deliveries, journal=journal)))
+        await client.send(bystander.program_id, "and more")
+        assert await result_of(bystander) == result
         await until_nothing_is_held(client)
 
 
