@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,13 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from tartlet_common.engine import step_codec
 from tartlet_common.engine.step import Sample, Status, Step, StepResult
-from tartlet_common.errors.registry import EngineFailure, MalformedSubmission, OutOfDeviceMemory
+from tartlet_common.errors.registry import EngineFailure, OutOfDeviceMemory
 from tartlet_worker.graphs import decoder as decoder_module
 from tartlet_worker.graphs.ahead import Ahead
 from tartlet_worker.graphs.decoder import GraphDecoder, Launched
-from tartlet_worker.serving.engine_thread import EngineThread, Finished
 from tartlet_worker.torch_engine.engine import TorchEngine
 from tartlet_worker.torch_engine.loader import load_engine
 from tests.worker.driver import changes, dist_batch, embed_batch, forward_batch, i32, sample_batch, u32
@@ -264,6 +261,27 @@ def test_a_step_waits_if_two_tokens_went_to_one_slot() -> None:
     assert [int(ahead.rows.position[0]) for ahead in rig.ahead] == [8], "the step itself has no plan, either"
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_page_that_the_device_still_writes_may_become_a_forks(*, stops: bool) -> None:
+    """Lane 0's last page, cleared, continues a fork of lane 0, from a token that may be its last."""
+    one = plain("llama3-grouped")
+    said = tokens([one.step(step) for step in decoding(2, head=True)])
+    steps, one = decoding(2, stop={1: said[1]} if stops else {}, head=True), plain("llama3-grouped")
+    both = ((2, 0, 4), (1, 1, 7))  # lane, slot of the token, position
+    steps[2] = Step(3, (
+        embed_batch([{"embed": [k], "slot": [slot], "position": [at], "lane": k} for k, slot, at in both]),
+        forward_batch([{"iemb": [k], "oemb": [20 + k], "table": k, "okv_offset": at, "lane": k} for k, _, at in both]),
+        sample_batch([{"embed": 20 + k, "slot": k, "lane": k} for k, _, _ in both]),
+    ), tables=changes((0, 0, 1, []), (2, 0, 1, [9])), clear_pages=i32([9]))  # fmt: skip
+    want = [one.step(step) for step in steps]
+    assert want[2].results[1].status.tolist() == [Status.SKIPPED if stops else Status.OK, Status.OK]
+    rig = recorded("llama3-grouped")
+    with device_of(rig.engine):
+        compare(rig.run(steps), want)
+    compare_pools(rig.engine, one)
+    assert [ahead.rows.position.tolist() for ahead in rig.ahead] == [[6, 6], [4, 7]]
+
+
 def test_an_answer_that_fails_is_the_failure_of_its_own_step() -> None:
     steps, rig = decoding(4), recorded("llama3-grouped")
     with device_of(rig.engine) as device:
@@ -315,69 +333,3 @@ def test_what_begins_early_may_be_forgotten() -> None:
         rig.engine.step(steps[0], following=lambda _: steps[1])
         rig.engine.reset()
         compare(rig.run(steps), want)
-
-
-class Reports:
-    """An engine's thread, and what it reports."""
-
-    def __init__(self, engine: TorchEngine) -> None:
-        self.told: list[Finished] = []
-        self.thread = EngineThread(engine, asyncio.get_running_loop(), self.told.append)
-
-    def submit(self, step: Step) -> None:
-        self.thread.submit(1, step_codec.step_to_proto(step))
-
-    async def until(self, count: int) -> list[Finished]:
-        async with asyncio.timeout(30):
-            while len(self.told) < count:  # noqa: ASYNC110 - another thread appends
-                await asyncio.sleep(0.005)
-        await self.thread.stop()
-        return self.told
-
-
-async def test_the_engines_thread_gives_the_next_step_early() -> None:
-    steps, one = decoding(6), plain("llama3-grouped")
-    want = [one.step(step) for step in steps]
-    rig = recorded("llama3-grouped")
-    with device_of(rig.engine) as device:
-        device.polls = 3
-        reports = Reports(rig.engine)
-        for step in steps[:4]:
-            reports.submit(step)
-        reports.thread.afterwards(lambda: None)  # between two steps, so the second one isn't given early
-        for step in steps[4:]:
-            reports.submit(step)
-        reports.thread.start()
-        told = await reports.until(7)
-    compare([step_codec.result_from_proto(report.result) for report in told if report.result is not None], want)
-    assert [ahead.rows.position[0] for ahead in rig.ahead] == [6, 7, 8, 10, 11]
-
-
-async def test_the_thread_reports_an_error_for_the_step_that_failed() -> None:
-    steps, rig = decoding(4), recorded("llama3-grouped")
-    with device_of(rig.engine) as device:
-        device.breaks_at = 3
-        reports = Reports(rig.engine)
-        for step in steps:
-            reports.submit(step)
-        reports.thread.start()
-        told = await reports.until(3)
-    assert [report.result.number if report.result is not None else 0 for report in told] == [1, 2, 0]
-    assert isinstance(told[2].broken, EngineFailure)
-    assert len(rig.ahead) == 3, "the step behind it was on the device"
-
-
-async def test_a_frame_that_makes_no_sense_is_reported_in_its_turn() -> None:
-    steps, rig = decoding(3), recorded("llama3-grouped")
-    frame = step_codec.step_to_proto(steps[2])
-    frame.batches[0].kind = 99
-    with device_of(rig.engine) as device:
-        device.polls = 3
-        reports = Reports(rig.engine)
-        reports.submit(steps[0])
-        reports.submit(steps[1])
-        reports.thread.submit(1, frame)
-        reports.thread.start()
-        told = await reports.until(3)
-    assert [report.result.number if report.result is not None else 0 for report in told] == [1, 2, 0]
-    assert isinstance(told[2].malformed, MalformedSubmission)
