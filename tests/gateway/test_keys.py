@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import httpx
 import openai
 import pytest
 import trustme
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
 
 import tartlet
 from tests.e2e.serving import out, tartlet_cli
@@ -22,6 +24,14 @@ from tests.gateway.test_chat import MESSAGES
 
 BODY: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 4}
 CHAT = "/v1/chat/completions"
+WAITS = """
+from inferlet import Context, receive
+async def main():
+    async with Context() as ctx:
+        ctx.fill("Hi")
+        await ctx.generate_until(max_tokens=2, eos=False)
+    await receive()
+"""
 ROUTES = [
     ("GET", "/v1/models"),
     ("GET", "/v1/models/"),
@@ -132,6 +142,42 @@ def test_a_tenant_over_its_rate_is_told_when_to_come_again(
         assert float(third.headers["retry-after-ms"]) <= 1000 * int(third.headers["retry-after"])
         assert "try again in" in third.json()["error"]["message"]
         assert other.post(CHAT, json=BODY).status_code == 200  # another tenant notices nothing
+
+
+def test_launches_over_web_sockets_count_as_requests_do(
+    gateway: Gateway, keyed: tuple[OwnGateway, str], file: Path
+) -> None:
+    own = keyed[0]
+    key = create(gateway, file, "single")
+    time.sleep(1.2)  # the file is looked at each second
+    address = f"ws://127.0.0.1:{own.port}/v1/programs/socket"
+    waits = json.dumps({"type": "launch", "program": {"source": WAITS, "tied": True, "stream": True}})
+    with client(own, key) as http, connect(address, subprotocols=offered(key)) as first:
+        assert first.subprotocol == "tartlet"
+        first.send(waits)
+        assert json.loads(first.recv(20))["type"] == "accepted"
+        with connect(address, subprotocols=offered(key)) as second:
+            second.send(waits)
+            assert json.loads(second.recv(20))["error"]["code"] == "rate_limit_exceeded"
+        assert http.post(CHAT, json=BODY).status_code == 429
+        first.send(json.dumps({"type": "send", "text": "go on"}))
+        assert json.loads(first.recv(20))["type"] == "ended"
+        assert list(first) == []
+        assert until(lambda: http.post(CHAT, json=BODY).status_code == 200)
+    entries = [json.loads(line[line.index("{") :]) for line in own.log.read_text().splitlines() if "audit" in line]
+    assert any(e["path"] == "/v1/programs/socket" and e["tokens"] > 0 for e in entries)
+
+
+def offered(key: str) -> list[Subprotocol]:
+    return [Subprotocol("tartlet"), Subprotocol(f"tartlet.key.{key}")]
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return True
 
 
 async def test_a_tenant_has_so_many_requests_at_once(

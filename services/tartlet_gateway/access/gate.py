@@ -65,8 +65,19 @@ class Gate:
         caller = Caller(tenant=key.tenant, key_id=key.id)
         set_caller(scope, caller)
         tenant = self._tenant(key.tenant, began_s)
-        counts = scope["method"] == "POST"
-        refusal = tenant.admit(began_s) if counts else None
+        admitted = False
+
+        def admit() -> None:
+            nonlocal admitted
+            if admitted:  # the launch before this one has failed
+                tenant.end(0, self._clock())
+                admitted = False
+            refused = tenant.admit(self._clock())
+            if refused is not None:
+                raise _TooManyError(refused)
+            admitted = True
+
+        caller.admit = admit
         status = 499
 
         async def told(message: Message) -> None:
@@ -77,13 +88,14 @@ class Gate:
             await send(message)
 
         try:
-            if refusal is not None:
-                await _refuse(Exchange(scope, receive, told), *_too_many(refusal))
-            else:
-                await self._app(scope, receive, told)
+            if scope["method"] == "POST":
+                admit()
+            await self._app(scope, receive, told)
+        except _TooManyError as e:
+            await _refuse(Exchange(scope, receive, told), e, e.waits)
         finally:
             now_s = self._clock()
-            if counts and refusal is None:
+            if admitted:
                 tenant.end(caller.tokens, now_s)
             _note(scope, caller, status, now_s - began_s)
 
@@ -117,16 +129,20 @@ def _unauthorized() -> ApiError:
     return ApiError(401, told, code="invalid_api_key")
 
 
-def _too_many(refusal: Refusal) -> tuple[ApiError, Headers]:
-    """Return the error; clients wait as long as its headers say, and some read the seconds in its text."""
-    wait_s = max(refusal.wait_s, 0.001)
-    per = "at once" if refusal.what == "concurrency" else f"{refusal.what} a minute"
-    told = f"Rate limit reached: this tenant may have {refusal.limit:g} {per} here. Please try again in {wait_s:.3g}s."
-    waits: Headers = [
-        (b"retry-after", str(math.ceil(wait_s)).encode()),
-        (b"retry-after-ms", str(math.ceil(wait_s * 1e3)).encode()),
-    ]
-    return ApiError(429, told, code="rate_limit_exceeded"), waits
+class _TooManyError(ApiError):
+    """A tenant is over a bound. Clients wait as long as its headers say; some read the seconds in its text."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        wait_s = max(refusal.wait_s, 0.001)
+        per = "at once" if refusal.what == "concurrency" else f"{refusal.what} a minute"
+        told = (
+            f"Rate limit reached: this tenant may have {refusal.limit:g} {per} here. Please try again in {wait_s:.3g}s."
+        )
+        super().__init__(429, told, code="rate_limit_exceeded")
+        self.waits: Headers = [
+            (b"retry-after", str(math.ceil(wait_s)).encode()),
+            (b"retry-after-ms", str(math.ceil(wait_s * 1e3)).encode()),
+        ]
 
 
 async def _refuse(exchange: Exchange, error: ApiError, headers: Headers) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Final
 
 import msgspec
@@ -17,6 +18,8 @@ GOING_AWAY: Final = 1012
 """The close code of a gateway that stops: connect again."""
 MOST_PAGES: Final = 200
 """Pages that may be open at a gateway; others get status 503."""
+MOST_OF_A_TENANT: Final = 50
+"""Those of them that may be one tenant's."""
 
 
 class LiveSocket:
@@ -25,26 +28,29 @@ class LiveSocket:
     def __init__(self, hub: Hub, stopped: asyncio.Event) -> None:
         self._hub = hub
         self._stopped = stopped
-        self._open = 0
+        self._open: Counter[str | None] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one page until it goes away."""
         await receive()
-        if self._open >= MOST_PAGES:
+        tenant = caller_of(scope).tenant
+        if self._open.total() >= MOST_PAGES or self._open[tenant] >= MOST_OF_A_TENANT:
             await send({"type": "websocket.http.response.start", "status": 503, "headers": [(b"retry-after", b"5")]})
             await send({"type": "websocket.http.response.body", "body": b""})
             return
-        await send({"type": "websocket.accept", "subprotocol": chosen(scope)})
-        self._open += 1
-        tasks = [
-            asyncio.ensure_future(work) for work in (self._tell(scope, send), _gone(receive), self._stopped.wait())
-        ]
+        self._open[tenant] += 1
+        tasks: list[asyncio.Future[object]] = []
         try:
+            await send({"type": "websocket.accept", "subprotocol": chosen(scope)})
+            works = (self._tell(scope, send), _gone(receive), self._stopped.wait())
+            tasks += [asyncio.ensure_future(work) for work in works]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._stopped.is_set():
                 await send({"type": "websocket.close", "code": GOING_AWAY})
         finally:
-            self._open -= 1
+            self._open[tenant] -= 1
+            if not self._open[tenant]:
+                del self._open[tenant]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

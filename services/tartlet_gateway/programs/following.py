@@ -14,6 +14,7 @@ from tartlet_gateway.openai import sse
 from tartlet_gateway.openai.errors import ApiError
 from tartlet_gateway.programs.errors import TypedError
 from tartlet_gateway.programs.values import event_value
+from tartlet_gateway.runs.caller import caller_of
 
 COMMENT_S: Final = 15.0
 """A silent stream gets a comment this often."""
@@ -66,6 +67,8 @@ async def follow(exchange: Exchange, run: tartlet.Run, opening: bytes = b"") -> 
         if opening:
             await _write(exchange, opening)
         while (event := await _next(exchange, run)) is not None:
+            if isinstance(event, tartlet.Ended):
+                caller_of(exchange.scope).tokens = event.usage.input_tokens + event.usage.sampled_tokens
             await _write(exchange, encoded(event_value(event)))
     except TartletError as e:
         if not exchange.started:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -12,9 +12,11 @@ from starlette.types import Receive, Scope, Send
 import tartlet
 from tartlet_common.errors.registry import TartletError
 from tartlet_gateway.http.exchange import WRITE_S, ClientGoneError
+from tartlet_gateway.http.subprotocol import chosen
 from tartlet_gateway.openai.bodies import decoded
 from tartlet_gateway.openai.errors import ApiError
 from tartlet_gateway.programs.errors import TypedError
+from tartlet_gateway.programs.following import MAX_OFFSET
 from tartlet_gateway.programs.requests import Launch, Message
 from tartlet_gateway.programs.values import event_value
 from tartlet_gateway.runs.backends import Backends
@@ -35,7 +37,7 @@ class AttachFrame(msgspec.Struct, tag_field="type", tag="attach", forbid_unknown
     """The first frame: follow a program from an offset on."""
 
     id: str
-    offset: int = 0
+    offset: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)] = 0
 
 
 class SendFrame(Message, tag_field="type", tag="send", kw_only=True):
@@ -62,7 +64,7 @@ class Socket:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         caller = caller_of(scope)
-        connection = _Connection(self._backends.of(caller).client, caller, scope["headers"], receive, send)
+        connection = _Connection(self._backends.of(caller).client, caller, scope, receive, send)
         serving = asyncio.ensure_future(connection.serve())
         stopping = asyncio.ensure_future(self._stopped.wait())
         try:
@@ -80,8 +82,8 @@ class Socket:
 class _Connection:
     """One connection and the program that it follows, once there is one."""
 
-    def __init__(self, client: tartlet.AsyncClient, caller: Caller, headers: Any, receive: Receive, send: Send) -> None:
-        self._headers = headers
+    def __init__(self, client: tartlet.AsyncClient, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
         self._client = client
         self._caller = caller
         self._receive = receive
@@ -92,7 +94,7 @@ class _Connection:
     async def serve(self) -> None:
         """Take frames until the client goes away or the program has ended."""
         await self._receive()
-        await self._send({"type": "websocket.accept"})
+        await self._send({"type": "websocket.accept", "subprotocol": chosen(self._scope)})
         try:
             while True:
                 reading = asyncio.ensure_future(self._receive())
@@ -150,7 +152,8 @@ class _Connection:
                 await self._client.kill(self._caller.program_id, frame.reason)
 
     async def _launched(self, program: Launch) -> tartlet.Run:
-        spec = program.spec(program.in_session(self._headers, self._caller.tenant))
+        spec = program.spec(program.in_session(self._scope["headers"], self._caller.tenant))
+        self._caller.admit()
         if program.tied:
             return await self._client.run(spec=spec)
         return await self._client.attach((await self._client.launch(spec=spec)).program_id)
@@ -166,6 +169,8 @@ class _Connection:
         assert self._run is not None
         try:
             async for event in self._run:
+                if isinstance(event, tartlet.Ended):
+                    self._caller.tokens = event.usage.input_tokens + event.usage.sampled_tokens
                 await self._tell(event_value(event))
         except TartletError as e:
             await self._tell({"type": "error", **TypedError(e).body})

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 _KEY: Final = "tartlet.caller"
+
+
+def _nothing() -> None:
+    """No-op: without keys there are no bounds."""
 
 
 @dataclass(slots=True)
@@ -18,6 +23,8 @@ class Caller:
         model: What the request ran, as its `model` names it.
         program_id: The run.
         tokens: The run's tokens, those of the prompt and those generated.
+        admit: Counts a launch over a WebSocket against the tenant's bounds, as a request that lasts as long as the
+            connection. Raises an error with status 429 if there may be none now.
     """
 
     tenant: str | None = None
@@ -25,6 +32,7 @@ class Caller:
     model: str = ""
     program_id: str = ""
     tokens: int = 0
+    admit: Callable[[], None] = _nothing
 
 
 def caller_of(scope: Any) -> Caller:

@@ -58,6 +58,14 @@ def test_a_connection_attaches_from_an_offset_and_kills(http: httpx.Client, sock
     assert until(socket, type="ended")["error"]["tartlet"]["name"] == "ProgramKilled"
 
 
+@pytest.mark.parametrize("offset", [-1, 1 << 63, 1 << 70])
+def test_an_offset_that_is_none_leaves_the_connection_alive(socket: ClientConnection, offset: int) -> None:
+    tell(socket, type="attach", id="0" * 8, offset=offset)
+    assert until(socket, type="error")["error"]["param"] == "offset"
+    tell(socket, type="launch", program={"source": ECHO})
+    assert until(socket, type="accepted")["id"]
+
+
 def test_wrong_frames_are_answered_and_the_connection_lives(socket: ClientConnection) -> None:
     for frame in ("{", "[]", '{"type": "dance"}', '{"type": "send", "text": "x"}', '{"type": "launch", "program": {}}'):
         socket.send(frame)
