@@ -140,8 +140,11 @@ class Runtimes:
         session.outbox.notices.started.append((request.handle, None, existing))
 
     def _may_be_known(self, request: StartRequest, now: float) -> bool:
-        """Return whether a runtime that isn't back yet may have a program with the request's key."""
-        if not self.lifecycle.keys.uncertain(request.tenant, request.idempotency_key, now):
+        """Return whether a runtime that isn't back yet, or a store, may have a program with the request's key."""
+        keys = self.lifecycle.keys
+        if keys.named(request.tenant, request.idempotency_key):
+            return False
+        if not keys.returning(now) and not self.takeovers.is_searching:
             return False
         if len(self._waiting) >= self.settings.max_programs:
             raise Overloaded(what="control's program table", limit=self.settings.max_programs)

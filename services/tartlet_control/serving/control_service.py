@@ -302,7 +302,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             runtimes=[s.address for s in self._core.sessions.values() if s.gone_since is None],
             orphans=[] if request.program_ids else orphans_of(self._core, scope),
             recovering=[i in self._core.takeovers.orphans for i in request.program_ids],
-            returning=self._core.lifecycle.keys.returning(self._core.clock.now()),
+            returning=self._core.lifecycle.keys.returning(self._core.clock.now()) or not self._core.takeovers.knows_all,
         )
 
     async def Cordon(self, request: control_pb2.EngineAction, context: Context) -> control_pb2.EngineActionReply:  # noqa: N802

@@ -40,10 +40,6 @@ class Keys:
         """Return the program that a key names; "" if it names none, or if `key` is ""."""
         return self._keys.get((tenant, key), "")
 
-    def uncertain(self, tenant: str, key: str, now: float) -> bool:
-        """Return whether a runtime that isn't back yet may have a program with this key."""
-        return bool(key) and self.returning(now) and (tenant, key) not in self._keys
-
     def returning(self, now: float) -> bool:
         """Return whether runtimes of an earlier control may still be on their way back."""
         return now < self.known_from_s

@@ -59,6 +59,8 @@ class ControlLink(ControlCalls):
         self.programs: Programs
         self.on_connected: Callable[[], None] = _nothing
         """Called when `connected` has changed."""
+        self.on_lost: Callable[[], None] = _nothing
+        """Called when the link can't continue, before what control had asked for is asked for by the next one."""
         self._clock = clock or SystemClock()
         self._peer = Dialling(self._clock, control_pb2.RuntimeFrame, self._in_place_of)
         self._away_since: float | None = None
@@ -339,6 +341,7 @@ class ControlLink(ControlCalls):
         self._peer.drop()
         self._held = False
         self._ends = []  # a new Hello announces only who still runs
+        self.on_lost()
         for program in list(self.programs.live()):
             control_lost(program)
 

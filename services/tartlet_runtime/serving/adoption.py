@@ -44,7 +44,16 @@ class Adoption:
         self._spawn = spawn
         self._slots = asyncio.Semaphore(_AT_ONCE)
         table.take_over, table.find_journals = self.begin, self.find
+        link.on_lost = self.drop
         self._search: asyncio.Task[None] | None = None
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def drop(self) -> None:
+        """Leave what control has asked for: the next one finds these programs' journals and names an owner anew."""
+        for task in self._under_way:
+            task.cancel()
+        if self._search is not None:
+            self._search.cancel()
 
     def find(self) -> None:
         """Tell control which programs of the store have not ended."""
@@ -81,7 +90,9 @@ class Adoption:
 
         `whole`: as of `RecoveredProgram`.
         """
-        self._spawn(self._take_over(program_id, epoch, whole=whole))
+        task = self._spawn(self._take_over(program_id, epoch, whole=whole))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
 
     async def _take_over(self, program_id: str, epoch: int, *, whole: bool) -> None:
         try:

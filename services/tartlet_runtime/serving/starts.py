@@ -56,7 +56,7 @@ def overdue(program: Program, age_s: float, away_s: float) -> TartletError | Non
         age_s: seconds since its launch.
         away_s: seconds since control was there; 0 while it is.
     """
-    if program.awaits_control and age_s > START_TIMEOUT_S:
+    if program.awaits_control and not program.adopts and age_s > START_TIMEOUT_S:
         return Unavailable(what="control", detail=f"it did not answer for {START_TIMEOUT_S} s")
     if program.history and away_s > CONTROL_GRACE_S:
         return ControlLost(why=f"control has been away for {away_s:.0f} s")

@@ -35,6 +35,10 @@ def offered(core: Core, session: RuntimeSession) -> list[tuple[str, int, bool]]:
     return list(session.outbox.notices.takeovers)
 
 
+def knows_all(core: Core) -> bool:
+    return core.takeovers.knows_all
+
+
 def test_one_runtime_lists_a_store_and_another_one_only_if_it_goes() -> None:
     core = Host(runtime_grace_s=GRACE_S).core
     first = core.on_runtime("rt1", "i", "unix:1", [], journals="store")
@@ -47,6 +51,26 @@ def test_one_runtime_lists_a_store_and_another_one_only_if_it_goes() -> None:
     core.takeovers.on_found(second, [], is_last=True)
     late = core.on_runtime("rt4", "i", "unix:4", [], journals="store")
     assert not late.outbox.notices.find_journals
+
+
+def test_control_knows_all_programs_once_the_stores_are_listed_and_a_key_waits_for_that() -> None:
+    host = Host(runtime_grace_s=GRACE_S)
+    core = host.core
+    core.on_journals(host.session, "another")
+    core.takeovers.on_found(host.session, [], is_last=True)
+    assert knows_all(core)
+    session = core.on_runtime("rt2", "i", "unix:rt2", [])
+    assert not knows_all(core), "it can't reach its store"
+    core.on_journals(session, "store")
+    host.clock.advance(GRACE_S)
+    core.on_start(session, StartRequest(5, "other", "t", "key"))
+    core.tick()
+    assert not session.outbox.notices.started, "the store may have a program of this key"
+    assert not knows_all(core)
+    core.takeovers.on_found(session, [FOUND], is_last=True)
+    assert knows_all(core)
+    core.tick()
+    assert session.outbox.notices.started == [(5, None, "p")]
 
 
 def test_a_program_that_only_its_journal_knows_is_given_to_a_runtime_after_the_grace_and_its_key_names_it() -> None:
@@ -102,6 +126,10 @@ def test_a_program_that_nobody_takes_frees_its_key() -> None:
     session = searched(host)
     host.core.lose_runtime(session)
     wait_for_runtimes(host)
+    host.clock.advance(host.core.settings.takeover_grace_s)
+    host.core.tick()
+    assert host.core.takeovers.orphans, "no runtime was there"
+    host.core.on_runtime("rt3", "i", "unix:3", [], journals="another")
     host.clock.advance(host.core.settings.takeover_grace_s)
     host.core.tick()
     assert not host.core.takeovers.orphans

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tartlet_common.abi import Op
-from tartlet_common.errors.registry import Overloaded, RuntimeLost, Superseded, UnknownProgram
+from tartlet_common.errors.registry import JournalUnavailable, Overloaded, RuntimeLost, Superseded, UnknownProgram
 from tartlet_common.rpc.tenancy import EVERYONE
 from tartlet_control.core import lifecycle
 from tartlet_control.core.core import UNRECORDED
@@ -164,14 +164,40 @@ def test_a_program_ends_when_nobody_can_take_it() -> None:
     host.clock.advance(RETRY_S)
     core.tick()
     assert taken(other)[1] == epoch + 1
-    host.clock.advance(core.settings.takeover_grace_s)
     ended = []
     core.lifecycle.on_end = lambda program, error: ended.append((program.id, error))
+    host.clock.advance(core.settings.takeover_grace_s)
+    core.tick()
+    assert not ended, "a runtime is at work"
+    core.on_start(other, replace(refused, epoch=epoch + 1))
+    host.clock.advance(core.settings.takeover_grace_s)
     core.tick()
     ((program_id, error),) = ended
     assert (program_id, type(error)) == ("p", RuntimeLost)
     assert not core.lifecycle.programs
     core.check_ledgers()
+
+
+def test_a_program_waits_for_a_runtime_and_for_its_journal_as_long_as_neither_is_there() -> None:
+    host, guest = durable_host()
+    core = host.core
+    core.lose_runtime(host.session)
+    grace_s = core.settings.takeover_grace_s
+    for _ in range(3):
+        host.clock.advance(grace_s)
+        core.tick()
+    other = core.on_runtime("rt2", "two", "unix:rt2", [])
+    host.clock.advance(grace_s)
+    core.tick()  # it can't reach its Redis
+    core.on_journals(other, "store")
+    for _ in range(3):
+        away = StartRequest(0, "p", adopts=True, epoch=taken(other)[1], lost=JournalUnavailable(detail="no Redis"))
+        core.on_start(other, away)
+        host.clock.advance(grace_s)
+        core.tick()
+    program_id, epoch = taken(other)
+    core.on_start(other, StartRequest(7, program_id, durable=True, adopts=True, epoch=epoch))
+    assert core.lifecycle.programs[guest.program_id].session is other
 
 
 def test_a_program_without_a_journal_ends_with_its_runtime() -> None:

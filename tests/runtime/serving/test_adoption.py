@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Table:
 class Link:
     def __init__(self) -> None:
         self.starts: list[control_pb2.ProgramStart] = []
+        self.on_lost: Callable[[], None]
 
     def start(self, start: control_pb2.ProgramStart) -> None:
         self.starts.append(start)
@@ -87,3 +88,26 @@ async def test_a_taking_over_that_fails_late_leaves_the_journal_to_a_later_one_o
     await tasks[2]
     second, _ = store(directory, (1 << 29) + 2)
     assert (await second.take_over("p", 5)).data == HEADER + record(1) + record(2)
+
+
+async def test_what_a_control_has_asked_for_that_is_gone_is_left_to_the_next_one(tmp_path: Path) -> None:
+    directory = tmp_path / "journals"
+    first, _ = store(directory, 1 << 29)
+    first.open("p")
+    append(first, 1, HEADER + record(1))
+    here, _ = store(directory, (1 << 29) + 1)
+    table, link, tasks = Table(tmp_path), Link(), list[asyncio.Task[None]]()
+
+    def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        tasks.append(asyncio.ensure_future(work))
+        return tasks[-1]
+
+    adoption = Adoption(table, here, link, spawn)  # type: ignore[arg-type]
+    adoption.begin("p", 2)
+    await until(lambda: len(table.compiling) == 1)
+    assert not await here.live(), "it is about to run here"
+    link.on_lost()
+    await asyncio.wait(tasks)
+    assert not table.adopted
+    assert not link.starts, "the next control has asked for nothing yet"
+    assert [found.epoch for found in await here.live()] == [2]

@@ -39,6 +39,10 @@ class Searches:
                 self._asked[session.journals] = session
                 session.outbox.notices.find_journals = True
 
+    def unlisted(self, sessions: Iterable[RuntimeSession]) -> bool:
+        """Return whether a connected runtime's store isn't listed yet."""
+        return any(s.gone_since is None and self._asked.get(s.journals, s) is not None for s in sessions if s.journals)
+
     def done(self, session: RuntimeSession) -> None:
         """Note that a runtime has listed its store."""
         if session.journals:

@@ -15,6 +15,7 @@ from tartlet_common.clock import Clock
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.engine.pools import Reach
 from tartlet_common.errors.registry import (
+    JournalUnavailable,
     RuntimeLost,
     Superseded,
     TartletError,
@@ -47,6 +48,10 @@ class Orphan:
     not_before_s: float = 0.0
     found: Found | None = None
     """What its journal says, of a program that control knows from its journal alone."""
+    waited_s: float = 0.0
+    """For how long a runtime could have taken it over, and none did."""
+    is_unreadable: bool = False
+    """Whether the last runtime that was asked can't read its journal now."""
 
 
 def choose(sessions: Iterable[RuntimeSession], journals: str) -> RuntimeSession | None:
@@ -72,6 +77,7 @@ class Takeovers:
         self._nowhere = lifecycle.nowhere
         self._next_handle = 1
         self._searches = Searches()
+        self._ticked_s = clock.now()
         self._returned_s = clock.now() + settings.runtime_grace_s  # the runtimes of an earlier control are back by then
 
     def leave(self, session: RuntimeSession) -> None:
@@ -88,6 +94,19 @@ class Takeovers:
             if ended.session is session and ended.next_after and program_id not in self.orphans:
                 self.orphans[program_id] = Orphan(program_id, ended.journals, ended.epoch, self._clock.now())
         self.ask_again(session)
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether a store that isn't listed yet may have programs that control hasn't heard of."""
+        return self._searches.unlisted(self._sessions.values())
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether control has heard of all programs in the stores of the runtimes that are connected.
+
+        A runtime doesn't know its store while the journals' Redis is away.
+        """
+        return not self.is_searching and all(s.journals for s in self._sessions.values() if s.gone_since is None)
 
     def _move(self, program: ProgramState, to: RuntimeSession, handle: int) -> None:
         old = program.session
@@ -248,8 +267,9 @@ class Takeovers:
         log.info("runtime %s begins program %s again", session.runtime_id, request.program_id)
 
     def _lost(self, orphan: Orphan, error: TartletError, now: float) -> None:
-        if error.retryable and now - orphan.since_s < self._settings.takeover_grace_s:
+        if error.retryable and orphan.waited_s < self._settings.takeover_grace_s:
             orphan.named, orphan.not_before_s = None, now + RETRY_S
+            orphan.is_unreadable = isinstance(error, JournalUnavailable)
             return
         self._give_up(orphan, error)
 
@@ -266,9 +286,17 @@ class Takeovers:
         self._lifecycle.ended_at.pop(orphan.program_id, None)
 
     def tick(self) -> None:
-        """Give up orphans that nobody has taken for too long, and name owners for the others."""
+        """Give up orphans that nobody has taken for too long, and name owners for the others.
+
+        Time doesn't count while no runtime is there that has its store, while the journal can't be read, and while a
+        runtime is at work: a machine that is slow, or a Redis that is away, costs no program.
+        """
         now = self._clock.now()
-        for orphan in list(self.orphans.values()):
-            if now - orphan.since_s >= self._settings.takeover_grace_s:
-                self._give_up(orphan, RuntimeLost())
+        passed_s, self._ticked_s = now - self._ticked_s, now
+        if any(s.gone_since is None and s.journals for s in self._sessions.values()):
+            for orphan in list(self.orphans.values()):
+                if orphan.named is None and not orphan.is_unreadable and now > orphan.since_s:
+                    orphan.waited_s += min(passed_s, now - orphan.since_s)
+                    if orphan.waited_s >= self._settings.takeover_grace_s:
+                        self._give_up(orphan, RuntimeLost())
         self.name_owners()
