@@ -33,7 +33,11 @@ SERVED: Final = {
 }  # fmt: skip
 """The linear layers that an adapter may change, by their last name, as they are called in a decoder layer."""
 
-_TENSOR: Final = re.compile(r"base_model\.model\.(model\.layers\.(\d+)\.([a-z_.]+))\.lora_(A|B)\.weight")
+_TENSOR: Final = re.compile(r"base_model\.model\.(model\.layers\.(\d{1,6})\.([a-z_.]+))\.lora_(A|B)\.weight")
+_REPEATS: Final = re.compile(r"[*+?{]")
+_NESTED: Final = re.compile(r"\)[*+?{]")
+MAX_REPEATS: Final = 4
+"""Repetitions in one regular expression of `alpha_pattern`; together with none of a group, matching takes no time."""
 _PLAIN_STARTS: Final = (True, False, None, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` that leave the model's own weights as they were."""
 _UNSERVED: Final = {
@@ -110,7 +114,7 @@ def read_adapter(name: str, path: Path, config: ModelConfig) -> Adapter:
     ranks = {module: shapes[pair["A"]][0] for module, pair in modules.items()}
     try:
         scales = {module: _scale(said, module, rank) for module, rank in ranks.items()}
-    except (TypeError, ValueError, KeyError, re.error) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError, re.error) as error:
         raise AdapterRefused(path=str(path), detail=f"{CONFIG}: {error}") from error
     digest = hashlib.sha256((path / CONFIG).read_bytes() + file.read_bytes()).hexdigest()
     return Adapter(
@@ -184,6 +188,9 @@ def _check_complete(path: Path, said: Mapping[str, Any], modules: Iterable[str])
 def _scale(said: Mapping[str, Any], module: str, rank: int) -> float:
     """Return the factor of a layer's product: alpha / rank, or alpha / sqrt(rank) for rank-stabilised LoRA."""
     patterns: Mapping[str, Any] = said.get("alpha_pattern") or {}
+    for key in patterns:
+        if _NESTED.search(key) or len(_REPEATS.findall(key)) > MAX_REPEATS:
+            raise ValueError(f"alpha_pattern {key[:64]!r} could take forever to match: name the modules plainly")
     own = next((alpha for key, alpha in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), None)
     alpha = float(said["lora_alpha"] if own is None else own)
     scale = alpha / (math.sqrt(rank) if said.get("use_rslora") else rank)

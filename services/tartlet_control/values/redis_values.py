@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
+import msgspec
 import redis.asyncio as redis
 from redis.exceptions import RedisError
 
@@ -24,6 +25,10 @@ ANSWER_S: Final = 1.0
 """A Redis that takes longer to answer counts as away, in seconds."""
 _ERRORS: Final = (RedisError, OSError, TimeoutError)
 _PAGE: Final = 64
+_TOLD: Final = msgspec.json.Decoder(
+    list[tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], Annotated[int, msgspec.Meta(ge=0, le=1)]]]
+)
+"""Tickets, and whether the key was there."""
 _WRITE: Final = """
 -- KEYS: of the epoch, then a hash for each field. ARGV: control's epoch, then field, 1 to set or 0 to delete, value.
 local held = redis.call('GET', KEYS[1])
@@ -111,7 +116,8 @@ class RedisValues:
 
 
 def _told_of(value: bytes) -> dict[int, int]:
+    """Return the answers to a program's writes; none if they make no sense, as if control had never kept them."""
     try:
-        return {int(ticket): int(found) for ticket, found in json.loads(value)}
-    except (ValueError, TypeError):
+        return dict(_TOLD.decode(value))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from tartlet_common.abi import Op
 from tartlet_common.config.settings import ControlSettings
@@ -74,6 +75,25 @@ async def test_values_outlive_control_and_each_tenant_has_its_own(redis: RedisSe
         assert await ask(store, Op.STORE_GET, "a", tenant="u/*") == (1, b"theirs", None)
     async with control(redis.url, "another") as store:
         assert await ask(store, Op.STORE_GET, "a") == (0, b"", None)
+
+
+HOSTILE = [b"\xff", b"{}", b"[[1]]", b'[["a", 1]]', b"[[1, Infinity]]", b"[[1, 1e999]]", b"[[1, 99]]", b"[[-1, 1]]",
+           b"[[99999999999, 1]]", b"[" * 100_000]  # fmt: skip
+
+
+async def test_answers_that_make_no_sense_are_left_out(redis: RedisServer) -> None:
+    async with control(redis.url, "hostile") as store:
+        await ask(store, Op.STORE_SET, "a", b"1", program_id="p", ticket=1)
+    client = Redis.from_url(redis.url)
+    for number, told in enumerate(HOSTILE):
+        await client.hset("tartlet:store:{hostile}:told", f"h{number}", told)
+    await client.aclose()
+    async with control(redis.url, "hostile", 2) as store:
+        assert await ask(store, Op.STORE_SET, "a", b"2", program_id="p", ticket=1) == (0, b"", None)
+        assert await ask(store, Op.STORE_GET, "a") == (1, b"1", None)
+        for number in range(len(HOSTILE)):
+            answered = await ask(store, Op.STORE_SET, "a", b"3", program_id=f"h{number}", ticket=1)
+            assert answered == (1, b"", None)
 
 
 async def test_no_answer_comes_before_the_writes_of_its_tenant_are_stored(redis: RedisServer) -> None:

@@ -59,6 +59,10 @@ def refused(path: Path) -> str:
         ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens"),
         ({"lora_alpha": "much"}, "adapter_config.json"),
         ({"alpha_pattern": {"(": 3}}, "adapter_config.json"),
+        ({"alpha_pattern": ["q_proj"]}, "adapter_config.json"),
+        ({"alpha_pattern": {r"([\w.]+)+!": 3}}, "forever"),
+        ({"alpha_pattern": {".*.*.*.*.*.*.*.*!": 3}}, "forever"),
+        ({"lora_alpha": 10**400}, "adapter_config.json"),
     ],
 )
 def test_what_a_configuration_asks_for_beside_lora_is_refused_by_name(
