@@ -77,7 +77,9 @@ async def test_a_program_outlives_its_runtime_and_control(
     await deaths[0]
     assert (said, result) == undisturbed[:2], f"TARTLET_TEST_SEED={SEED}"
     assert calls == [str(n) for n in range(ROUNDS)], "the tool is called once a round"
-    assert "its journal alone" in roles.log("steady"), "nobody else could go on"
+    # the first control may have named the next owner in the moment between the two deaths
+    told = "begins again" if order == "runtime" else "its journal alone"
+    assert told in roles.log("steady"), "nobody else could go on"
 
 
 async def test_a_stack_whose_runtime_and_control_are_killed_goes_on_from_its_files(run_dir: Path) -> None:
