@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 import trustme
+from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
@@ -166,6 +167,33 @@ def test_launches_over_web_sockets_count_as_requests_do(
         assert until(lambda: http.post(CHAT, json=BODY).status_code == 200)
     entries = [json.loads(line[line.index("{") :]) for line in own.log.read_text().splitlines() if "audit" in line]
     assert any(e["path"] == "/v1/programs/socket" and e["tokens"] > 0 for e in entries)
+
+
+def test_a_revoked_key_ends_what_it_had_opened(gateway: Gateway, keyed: tuple[OwnGateway, str], file: Path) -> None:
+    own = keyed[0]
+    key = create(gateway, file, "leaver")
+    time.sleep(1.2)
+    waits = {"source": WAITS.replace("await receive()", "while True:\n        print(await receive())")}
+    with client(own, key) as http, connect(f"ws://127.0.0.1:{own.port}/v1/programs/socket",
+                                           subprotocols=offered(key)) as socket:  # fmt: skip
+        program = http.post("/v1/programs", json=waits).json()["id"]
+        socket.send(json.dumps({"type": "launch", "program": waits}))
+        mine = json.loads(socket.recv(20))["id"]
+        with http.stream("GET", f"/v1/programs/{program}/events") as events:
+            listed = json.loads(out(gateway.server.run_dir, "keys", "list", "--json", "--file", str(file)))
+            out(gateway.server.run_dir, "keys", "revoke", listed[-1]["id"], "--file", str(file))
+            assert until(lambda: http.get("/v1/models").status_code == 401)
+            socket.send(json.dumps({"type": "send", "text": "still here?"}))
+            with pytest.raises(ConnectionClosedError) as closed:
+                socket.recv(20)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1008
+            with tartlet.Client(gateway.server.address, tenant="leaver") as local:
+                local.send(program, "not for you")
+                with pytest.raises(httpx.RemoteProtocolError):
+                    events.read()
+                for left in (program, mine):
+                    local.kill(left)
 
 
 def offered(key: str) -> list[Subprotocol]:

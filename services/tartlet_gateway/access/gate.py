@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tartlet_common.api_keys import ApiKey
 from tartlet_gateway.access.keys import Keys
 from tartlet_gateway.access.rates import Rate, Refusal, Tenant, share
-from tartlet_gateway.http.exchange import Exchange, Headers
+from tartlet_gateway.http.exchange import ClientGoneError, Exchange, Headers
 from tartlet_gateway.http.subprotocol import key_of
 from tartlet_gateway.openai.errors import ApiError, answer
 from tartlet_gateway.runs.caller import Caller, set_caller
@@ -23,6 +23,8 @@ OPEN: Final = frozenset({"/health", "/"})
 """Paths that need no key."""
 OPEN_BELOW: Final = "/page/"
 """Paths below it need none either: they are the web page's files, which hold no data."""
+NO_LONGER_ALLOWED: Final = 1008
+"""The close code of a WebSocket whose key is no longer valid."""
 audit = logging.getLogger("tartlet.audit")
 
 
@@ -53,12 +55,33 @@ class Gate:
             await self._app(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send)
-        key = self._keys.find(_given(exchange) or key_of(scope))
+        text = _given(exchange) or key_of(scope)
+        key = self._keys.find(text)
         if key is None:
             await _refuse(exchange, _unauthorized(), [(b"www-authenticate", b"Bearer")])
             _note(scope, Caller(), 401, 0.0)
             return
-        await self._admitted(key, scope, receive, send)
+        await self._admitted(key, scope, *self._while_valid(text, receive, send))
+
+    def _while_valid(self, text: str, receive: Receive, send: Send) -> tuple[Receive, Send]:
+        """Return `receive` and `send` that end a WebSocket or a stream once its key is revoked or has expired."""
+
+        async def heard() -> Message:
+            message = await receive()
+            if message["type"] == "websocket.receive" and self._keys.find(text) is None:
+                await send({"type": "websocket.close", "code": NO_LONGER_ALLOWED})
+                return {"type": "websocket.disconnect", "code": NO_LONGER_ALLOWED}
+            return message
+
+        async def told(message: Message) -> None:
+            goes_on = message["type"] == "websocket.send" or message.get("more_body")
+            if goes_on and self._keys.find(text) is None:
+                if message["type"] == "websocket.send":
+                    await send({"type": "websocket.close", "code": NO_LONGER_ALLOWED})
+                raise ClientGoneError
+            await send(message)
+
+        return heard, told
 
     async def _admitted(self, key: ApiKey, scope: Scope, receive: Receive, send: Send) -> None:
         began_s = self._clock()
