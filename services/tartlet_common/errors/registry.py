@@ -15,6 +15,7 @@ from tartlet_common.errors.base import UnknownError as UnknownError  # noqa: PLC
 from tartlet_common.errors.base import register as _register
 from tartlet_common.errors.recorded import Diverged as Diverged  # noqa: PLC0414 - the same
 from tartlet_common.errors.recorded import NotForkable as NotForkable  # noqa: PLC0414 - the same
+from tartlet_common.errors.shares import *  # noqa: F403 - the same
 from tartlet_common.errors.starting import AddressInUse as AddressInUse  # noqa: PLC0414 - the same
 from tartlet_common.errors.starting import CheckpointBroken as CheckpointBroken  # noqa: PLC0414 - the same
 from tartlet_common.errors.starting import CheckpointMissing as CheckpointMissing  # noqa: PLC0414 - the same
@@ -225,7 +226,7 @@ class ResourceQuotaExceeded(TartletError):
 
 @_register(303, retryable=True)
 class OutOfPages(TartletError):
-    message = "the engine ran out of {kind} ({total} in all), and the program could not give way"
+    message = "the engine ran out of {kind} ({total} in all), and programs hold them that can't give way"
     remedy = "Launch it again later, use fewer pages, or start the engine with more memory."
 
 
@@ -293,12 +294,6 @@ class MemoryBudgetExceeded(TartletError):
 class CompilerMemoryExceeded(TartletError):
     message = "compiling the module takes more than the {limit} bytes of memory that a compiler may have now"
     remedy = "Make functions smaller, try again later, or raise process_memory_bytes, a setting (or the pod's limit)."
-
-
-@_register(320)
-class NameBudgetExceeded(TartletError):
-    message = "exported contexts: the tenant has {held} {kind} and asked for {asked} more; its limit is {limit}"
-    remedy = "Unexport names, export less, or let control's operator raise name_tokens."
 
 
 # ---- 4xx: parts of the system that went away --------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """Who gives way when an engine's memory is full: tenants over their share first, then the order of programs (pure).
 
-A program that gives way loses its pages for a while and nothing else. So this decides who waits, never who ends.
+A program that gives way loses its pages for a while and nothing else. A program whose state can't be made again can't
+give way: where only such programs hold what is missing, `ending` says which of them ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ class Holder:
         idle: nothing of it waits or computes.
         may_yield: its state can be made again, and it isn't on its way already.
         fresh: its state was made again, and it has not computed for as long as that took.
+        fixed: its state can't be made again, so that it holds its pages until it ends.
+        created: its place in the order of starts.
     """
 
     key: Any
@@ -31,6 +34,8 @@ class Holder:
     idle: bool = False
     may_yield: bool = True
     fresh: bool = False
+    fixed: bool = False
+    created: int = 0
 
 
 def over_share(held: Mapping[str, int], total: int, weights: Mapping[str, float]) -> frozenset[str]:
@@ -45,8 +50,21 @@ def over_share(held: Mapping[str, int], total: int, weights: Mapping[str, float]
         >>> over_share({"a": 7, "b": 2}, 10, {}), over_share({"a": 7, "b": 2}, 10, {"a": 3})
         (frozenset({'a'}), frozenset())
     """
-    together = sum(weights.get(tenant, 1.0) for tenant in held)
-    return frozenset(t for t, count in held.items() if count > total * weights.get(t, 1.0) / together)
+    shares = _shares(held, total, weights)
+    return frozenset(t for t, count in held.items() if count > shares[t])
+
+
+def _shares(tenants: Iterable[str], total: int, weights: Mapping[str, float]) -> dict[str, float]:
+    weight = {tenant: weights.get(tenant, 1.0) for tenant in tenants}
+    together = sum(weight.values())
+    return {tenant: total * each / together for tenant, each in weight.items()}
+
+
+def _held(holders: Iterable[Holder]) -> dict[str, int]:
+    held: dict[str, int] = {}
+    for holder in holders:
+        held[holder.tenant] = held.get(holder.tenant, 0) + holder.held
+    return held
 
 
 def yielding(
@@ -68,11 +86,8 @@ def yielding(
         >>> [h.key for h in yielding(old, [new], 2, 10, {})], yielding(new, [old], 2, 10, {})
         (['new'], [])
     """
-    held: dict[str, int] = {}
-    for holder in (asker, *others):
-        held[holder.tenant] = held.get(holder.tenant, 0) + holder.held
-    all_weights = sum(weights.get(tenant, 1.0) for tenant in held)
-    shares = {tenant: total * weights.get(tenant, 1.0) / all_weights for tenant in held}
+    held = _held((asker, *others))
+    shares = _shares(held, total, weights)
     held[asker.tenant] += asked
 
     def over(tenant: str) -> bool:
@@ -100,3 +115,63 @@ def yielding(
             asked -= holder.held
             held[holder.tenant] -= holder.held
     return chosen
+
+
+def ending(
+    asker: Holder,
+    others: Sequence[Holder],
+    asked: int,
+    free: int,
+    total: int,
+    weights: Mapping[str, float],
+    *,
+    tired: bool = False,
+) -> list[Holder]:
+    """Return who ends so that a program gets pages that can't come free otherwise: `[asker]`, others, or nobody yet.
+
+    An asker whose tenant stays within its share with what it asks for never ends: programs of tenants over their share
+    do, idle ones first and the newest first, until their tenant is within its share. Otherwise only newer programs of
+    the asker's own tenant end for it, or else the asker. An asker that may give way waits while a program computes that
+    would end for it or that holds what is missing.
+
+    Args:
+        asker: who asks; `held` without what it asks for.
+        others: the other programs of the engine. Those that aren't `fixed` give way or end some day.
+        asked: pages that it asks for.
+        free: pages that nobody holds.
+        total: pages of the engine.
+        weights: of tenants; 1 for those that aren't named.
+        tired: the asker has waited so long that busy programs of tenants over their share end too.
+
+    Example:
+        >>> calm, flood = Holder("calm", "a", 0, (2.0,)), Holder("flood", "b", 8, (1.0,), idle=True, fixed=True)
+        >>> [h.key for h in ending(calm, [flood], 2, 0, 8, {})], [h.key for h in ending(calm, [flood], 5, 0, 8, {})]
+        (['flood'], ['calm'])
+    """
+    short = asked - free - sum(holder.held for holder in others if not holder.fixed)
+    if short <= 0:
+        return []
+    held = _held((asker, *others))
+    shares = _shares(held, total, weights)
+    fixed = sorted((h for h in others if h.fixed), key=lambda h: (not h.idle, -h.created))
+    chosen: list[Holder] = []
+    if held[asker.tenant] + asked <= shares[asker.tenant]:
+        for holder in fixed:
+            if (
+                short > 0
+                and holder.held
+                and holder.tenant != asker.tenant
+                and held[holder.tenant] > shares[holder.tenant]
+            ):
+                if not holder.idle and asker.may_yield and not tired:
+                    return []
+                chosen.append(holder)
+                short -= holder.held
+                held[holder.tenant] -= holder.held
+    for holder in sorted(fixed, key=lambda h: -h.created):
+        if short > 0 and holder.held and holder.tenant == asker.tenant and holder.created > asker.created:
+            chosen.append(holder)
+            short -= holder.held
+    if short <= 0:
+        return chosen
+    return [] if asker.may_yield and any(not holder.idle for holder in fixed) else [asker]

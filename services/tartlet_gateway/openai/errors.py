@@ -85,6 +85,7 @@ _STATUSES: Final[dict[type[TartletError], tuple[int, str]]] = {
     errors.NoEngine: (503, "no_engine"),
     errors.Unavailable: (503, "unavailable"),
     errors.OutOfPages: (503, "out_of_pages"),
+    errors.TenantOverShare: (503, "tenant_over_share"),
     errors.WorkerLost: (503, "worker_lost"),
     errors.ControlLost: (503, "control_lost"),
     errors.RuntimeLost: (503, "runtime_lost"),

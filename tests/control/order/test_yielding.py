@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tartlet_control.order.yielding import Holder, yielding
+from tartlet_control.order.yielding import Holder, ending, yielding
 
 holders = st.lists(
     st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.integers(0, 9), st.booleans(), st.booleans(), st.booleans()),
@@ -70,3 +70,36 @@ def test_a_flooding_tenant_gives_way_to_one_within_its_share_however_old_its_pro
     assert [h.key for h in yielding(newcomer, flood, 4, 10, {})] == [4, 3]
     assert yielding(flood[0], [*flood[1:], Holder("new", "small", 2, (99.0,))], 2, 10, {}) == [flood[4]]
     assert yielding(newcomer, flood, 4, 10, {"flood": 9.0}) == [], "its share is one page of ten"
+
+
+fixed = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.booleans(), st.booleans()), min_size=1, max_size=8
+)
+
+
+@given(fixed, st.integers(0, 4), st.integers(1, 20), st.booleans(), st.booleans())
+def test_a_program_of_a_tenant_within_its_share_never_ends_and_ends_only_those_over_theirs(
+    rows: list[tuple[str, int, bool, bool]], free: int, asked: int, may_yield: bool, tired: bool
+) -> None:
+    others = [Holder(i, t, n, (0.0,), idle, not stuck, fixed=stuck) for i, (t, n, idle, stuck) in enumerate(rows)]
+    asker = Holder(-1, "a", 0, (1.0,), may_yield=may_yield, created=9)
+    total = sum(h.held for h in others) + free
+    held = {
+        tenant: sum(h.held for h in (asker, *others) if h.tenant == tenant) for tenant in {"a", *(r[0] for r in rows)}
+    }
+    share = total / len(held)
+    chosen = ending(asker, others, asked, free, total, {}, tired=tired)
+    assert len(set(chosen)) == len(chosen)
+    for holder in chosen:
+        assert holder is asker or holder.fixed
+        if holder.tenant != "a":
+            assert held[holder.tenant] > share, "its tenant is over its share until enough have ended"
+            held[holder.tenant] -= holder.held
+    gone = sum(h.held for h in chosen if h is not asker)
+    coming = free + sum(h.held for h in others if not h.fixed)
+    if held["a"] + asked <= share:
+        assert asker not in chosen
+        if tired or not may_yield or all(h.idle for h in others):
+            assert coming + gone >= asked
+    elif asker not in chosen:
+        assert all(h.tenant == "a" for h in chosen)

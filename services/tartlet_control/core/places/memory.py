@@ -2,7 +2,8 @@
 
 A program that gives way is suspended: its commands wait, its pages are freed, and its state is made again when there is
 room. Who gives way is decided by `order.yielding`. A command that must wait for room stays at the head of its queue.
-Only programs whose state can't be made again end for room, the newest first (Pie 5.2).
+Only where programs hold the room whose state can't be made again does one end: of a tenant over its share for one
+within its own, else the newest (Pie 5.2).
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from tartlet_common.clock import Clock
-from tartlet_common.errors.registry import OutOfPages, TartletError
+from tartlet_common.errors.registry import OutOfPages, TartletError, TenantOverShare
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.order import book
-from tartlet_control.order.yielding import Holder, over_share, yielding
+from tartlet_control.order.yielding import Holder, ending, over_share, yielding
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import PAGES, POOL_NAMES
-from tartlet_control.tables.programs import CommandQueue, Place, ProgramState
+from tartlet_control.tables.programs import CommandQueue, Place
 
 RETRY_S: Final = 0.05
 """A command that waits for room is looked at so often, if nothing that it knows of has changed."""
+PATIENCE_S: Final = 10.0
+"""A program within its tenant's share waits so long for busy ones over theirs that can't give way; then those end."""
 
 
 class Waits(Exception):
@@ -80,7 +83,7 @@ class Memory:
         """
         engine, now = place.engine, self._clock.now()
         assert engine is not None
-        if self._ask(place, engine, pool_index, asked, now) or self._end_newer(place, engine, pool_index, asked):
+        if self._ask(place, engine, pool_index, asked, now) or self._end_fixed(place, engine, pool_index, asked, now):
             return True
         if not place.program.live:
             return False
@@ -130,6 +133,7 @@ class Memory:
         for pool_index, asked in enumerate(need):
             if engine.takeable(pool_index, asked) < asked:
                 self._ask(place, engine, pool_index, asked, now)
+                self._end_fixed(place, engine, pool_index, asked, now)
 
     def _holders(self, place: Place, engine: EngineState, pool_index: int, now: float) -> tuple[Holder, list[Holder]]:
         asker = Holder(
@@ -137,11 +141,14 @@ class Memory:
             place.program.tenant,
             place.num_held(pool_index) if place.engine is engine else 0,
             self.rank(place, engine, now),
+            may_yield=place.recovery is not None or self.suspender.may_leave(place),
+            created=place.program.created,
         )
         others = []
         for program in self._lifecycle.placed_on(engine):
             other = program.places[engine.model_index]
             if other is not place:
+                may_leave = self.suspender.may_leave(other)
                 others.append(
                     Holder(
                         other,
@@ -149,47 +156,33 @@ class Memory:
                         other.num_held(pool_index),
                         self.rank(other, engine, now),
                         idle=not busy(other),
-                        may_yield=self.suspender.may_leave(other),
+                        may_yield=may_leave,
                         fresh=program.account.service_s < other.made_at_s,
+                        fixed=other.recovery is None and not may_leave,
+                        created=program.created,
                     )
                 )
         return asker, others
 
-    def _end_newer(self, place: Place, engine: EngineState, pool_index: int, asked: int) -> bool:
-        """End newer programs if the room that they hold can't come free otherwise, or else the asking program.
+    def _end_fixed(self, place: Place, engine: EngineState, pool_index: int, asked: int, now: float) -> bool:
+        """End programs if the room that they hold can't come free otherwise, or else the asking program.
+
+        A place that is suspended asks too: it never ends, and none of its own tenant's programs ends for it.
 
         Returns whether there is room now.
         """
-        pool, asker = engine.pools[pool_index], place.program
-        fixed: list[ProgramState] = []
-        may_come, waits_for = pool.num_free + pool.num_cached, False
-        for program in self._lifecycle.placed_on(engine):
-            other = program.places[engine.model_index]
-            if other is place:
-                continue
-            if other.recovery is not None or self.suspender.may_leave(other):
-                may_come += other.num_held(pool_index)
-            else:
-                fixed.append(program)
-                waits_for |= busy(other)
-        if may_come >= asked:
+        pool = engine.pools[pool_index]
+        asker, others = self._holders(place, engine, pool_index, now)
+        since = [q.thread.waits_since for q in queues(place) if q.thread.waits_since is not None]
+        tired = now - min(since, default=now) >= PATIENCE_S
+        free = pool.num_free + pool.num_cached
+        chosen = ending(asker, others, asked, free, pool.total, self._weights, tired=tired)
+        if place.recovery is not None and any(holder.tenant == asker.tenant for holder in chosen):
             return False
-        error = OutOfPages(kind=POOL_NAMES[pool_index], total=pool.total)
-        victims = []
-        for program in sorted(fixed, key=lambda p: -p.created):
-            if may_come >= asked:
-                break
-            held = program.places[engine.model_index].num_held(pool_index)
-            if held and program.created > asker.created and program.tenant == asker.tenant:
-                victims.append(program)
-                may_come += held
-        if may_come < asked:
-            if not (waits_for and self.suspender.may_leave(place)):
-                self._lifecycle.kill(asker, error)
-            return False
-        for program in victims:
-            self._lifecycle.kill(program, error)
-        return engine.takeable(pool_index, asked) >= asked
+        for holder in chosen:
+            kind = OutOfPages if holder.tenant == asker.tenant else TenantOverShare
+            self._lifecycle.kill(holder.key.program, kind(kind=POOL_NAMES[pool_index], total=pool.total))
+        return bool(chosen) and place.program.live and engine.takeable(pool_index, asked) >= asked
 
     # ---- who waits ------------------------------------------------------------------------------------------------
 

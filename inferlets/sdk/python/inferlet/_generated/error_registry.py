@@ -345,10 +345,10 @@ class ResourceQuotaExceeded(LimitError):
 
 
 class OutOfPages(LimitError):
-    """303: the engine ran out of {kind} ({total} in all), and the program could not give...."""
+    """303: the engine ran out of {kind} ({total} in all), and programs hold them that ca...."""
 
     number: ClassVar[int] = 303
-    message: ClassVar[str] = "the engine ran out of {kind} ({total} in all), and the program could not give way"
+    message: ClassVar[str] = "the engine ran out of {kind} ({total} in all), and programs hold them that can't give way"
     remedy: ClassVar[str] = "Launch it again later, use fewer pages, or start the engine with more memory."
     retryable: ClassVar[bool] = True
 
@@ -472,6 +472,19 @@ class NameBudgetExceeded(LimitError):
         "exported contexts: the tenant has {held} {kind} and asked for {asked} more; its limit is {limit}"
     )
     remedy: ClassVar[str] = "Unexport names, export less, or let control's operator raise name_tokens."
+
+
+class TenantOverShare(LimitError):
+    """321: the engine ran out of {kind} ({total} in all) for tenants within their share;...."""
+
+    number: ClassVar[int] = 321
+    message: ClassVar[str] = (
+        "the engine ran out of {kind} ({total} in all) for tenants within their share; the program's is over it"
+    )
+    remedy: ClassVar[str] = (
+        "Launch it again later, use fewer pages, or use plain contexts: those give way and go on later."
+    )
+    retryable: ClassVar[bool] = True
 
 
 class WorkerLost(LostError):
@@ -762,6 +775,7 @@ REGISTRY: dict[int, type[TartletError]] = {
     314: CompilerMemoryExceeded,
     316: BodyTooLarge,
     320: NameBudgetExceeded,
+    321: TenantOverShare,
     401: WorkerLost,
     402: ControlLost,
     403: RuntimeLost,
