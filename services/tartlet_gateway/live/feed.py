@@ -16,6 +16,8 @@ class Feed:
         self.totals: dict[str, int] = {}
         self.connected = False
         """Whether control is there; if not, the rest is what it last said."""
+        self.known = False
+        """Whether it is known by now that control is there, or away."""
         self._views: set[View] = set()
 
     @property
@@ -50,13 +52,13 @@ class Feed:
         self.totals = change.totals
         engines = gone_engines | {e["id"] for e in change.engines}
         programs = gone_programs | {p["id"] for p in change.programs}
-        self.connected = True
+        self.connected = self.known = True
         for view in self._views:
             view.note(engines, programs)
 
     def lost(self) -> None:
         """Note that control is away."""
-        self.connected = False
+        self.connected, self.known = False, True
         for view in self._views:
             view.note(set(), set())
 
@@ -69,14 +71,18 @@ class View:
         self._engines: set[str] = set()
         self._programs: set[str] = set()
         self._whole = True
-        self.pending = True
-        """Whether there is something that the page hasn't been told."""
+        self._changed = True
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to tell that the page hasn't been told."""
+        return self._changed and self._feed.known
 
     def note(self, engines: set[str], programs: set[str]) -> None:
         """Note that these have changed or are gone."""
         self._engines |= engines
         self._programs |= programs
-        self.pending = True
+        self._changed = True
 
     def take(self) -> dict[str, Any]:
         """Return the message that brings the page up to date."""
@@ -93,7 +99,7 @@ class View:
         }
         self._engines.clear()
         self._programs.clear()
-        self._whole = self.pending = False
+        self._whole = self._changed = False
         return told
 
 
