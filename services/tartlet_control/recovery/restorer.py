@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
@@ -30,7 +31,11 @@ MAX_HISTORY_BYTES: Final = 112 << 20
 
 
 class Restorer:
-    """Folds histories, and hands the places to the rebuilder as if their engines had died."""
+    """Folds histories, and hands the places to the rebuilder as if their engines had died.
+
+    To fold a long history takes tens of milliseconds. So histories wait, and whoever serves a runtime folds one of them
+    a turn of the event loop. Frames behind a history are not taken before it is folded.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -39,6 +44,7 @@ class Restorer:
         self._intake = core.intake
         self._rebuilder = core.rebuilder
         self._parts: dict[tuple[RuntimeSession, int], list[bytes]] = {}
+        self._whole: dict[RuntimeSession, deque[tuple[ProgramState, bytes]]] = defaultdict(deque)
 
     def on_models(self, session: RuntimeSession, models: Iterable[tuple[int, EngineSpec, str | None]]) -> None:
         """Take the models as a runtime's programs number them: number, spec and owner.
@@ -62,7 +68,20 @@ class Restorer:
             self._lifecycle.kill(program, ControlLost(why=f"its history is longer than {MAX_HISTORY_BYTES} bytes"))
         elif not more:
             del self._parts[session, handle]
-            self._read(program, b"".join(parts))
+            self._whole[session].append((program, b"".join(parts)))
+
+    def waits(self, session: RuntimeSession) -> bool:
+        """Return whether `fold_next` has something to do for a runtime."""
+        return session in self._whole
+
+    def fold_next(self, session: RuntimeSession) -> None:
+        """Let the next program of a runtime go on whose history is complete."""
+        waiting = self._whole[session]
+        program, data = waiting.popleft()
+        if not waiting:
+            del self._whole[session]
+        if program.session is session and program.live and not program.commands:
+            self._read(program, data)
 
     def _read(self, program: ProgramState, data: bytes) -> None:
         try:
@@ -92,9 +111,11 @@ class Restorer:
             kept.add(Answer(event, flags, ticket, queue, a, b, c, bytes(payload)))
 
     def forget(self, session: RuntimeSession) -> None:
-        """Forget the parts that a runtime has sent, because its stream has ended."""
-        for key in [key for key in self._parts if key[0] is session]:
-            del self._parts[key]
+        """Forget what a runtime has sent, because its link begins anew, and what runtimes have sent that are gone."""
+        here = set(self._core.sessions.values()) - {session}
+        self._parts = {key: parts for key, parts in self._parts.items() if key[0] in here}
+        for gone in self._whole.keys() - here:
+            del self._whole[gone]
 
     def restore(self, program: ProgramState, commands: Iterable[Sent], answers: Iterable[Sent]) -> None:
         """Let a program go on from where its history ends. If it can't, it ends in ControlLost."""

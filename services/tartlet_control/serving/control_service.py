@@ -109,17 +109,14 @@ class ControlService(control_pb2_grpc.ControlServicer):
         except ConnectionError as e:
             log.info("runtime %s: %s", link.session.runtime_id, e)
         finally:
-            self._restorer.forget(link.session)
             self._loop.close_runtime(link)
 
     async def _serve(self, link: RuntimeLink, hello: Any, stream: LinkStream) -> None:
         """Take frames, `hello` first, and write what waits, until either side ends the stream."""
-
-        async def write_all() -> None:
-            await self._write_all(link, stream)
-
-        writer = asyncio.ensure_future(link.flush_forever(write_all))
-        writer.add_done_callback(link.writer_ended)
+        write_all = functools.partial(self._write_all, link, stream)
+        beside = [asyncio.ensure_future(work) for work in (link.flush_forever(write_all), self._fold(link, stream))]
+        for task in beside:
+            task.add_done_callback(link.writer_ended)
         try:
             self._take(link, hello)
             while not link.closed:
@@ -136,10 +133,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 if link.unapplied:
                     link.check_bound(frame)
         finally:
-            writer.cancel()
-            (outcome,) = await asyncio.gather(writer, return_exceptions=True)
-            if isinstance(outcome, Exception) and not isinstance(outcome, endpoints.STREAM_ENDED):
-                log.error("runtime %s: can't be written to", link.session.runtime_id, exc_info=outcome)
+            for task in beside:
+                task.cancel()
+            for outcome in await asyncio.gather(*beside, return_exceptions=True):
+                if isinstance(outcome, Exception) and not isinstance(outcome, endpoints.STREAM_ENDED):
+                    log.error("runtime %s: can't be served", link.session.runtime_id, exc_info=outcome)
 
     def _greet(self, frame: control_pb2.RuntimeFrame, reply: control_pb2.ControlHello) -> RuntimeLink:
         """Return the link for a runtime's new stream, and fill in the answer to its Hello."""
@@ -163,6 +161,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 map(kept, hello.kept),
                 hello.journals,
             )
+            self._restorer.forget(session)
             instead = functools.partial(in_place_of, core, session)
             greeting.begin_link(core, session, version, control_pb2.ControlFrame, instead)
         link = self._loop.open_runtime(session, hello.epoch)
@@ -186,15 +185,29 @@ class ControlService(control_pb2_grpc.ControlServicer):
     def _apply(self, link: RuntimeLink, stream: LinkStream) -> None:
         """Take the frames that were read, as long as the runtime reads what these bring about.
 
-        The other frames wait. Their number is bounded, because the runtime keeps them until they are acknowledged.
+        The other frames wait, as do frames behind a history that isn't folded yet. Their number is bounded, because the
+        runtime keeps them until they are acknowledged.
         """
-        while link.unapplied and not link.closed and (link.has_room or not link.link.resumes):
+        while link.unapplied and link.takes_more and not self._restorer.waits(link.session):
             try:
                 self._take(link, link.unapplied.popleft())
             except BaseException:
                 link.link.give_up()  # else the frame, of which a part has taken effect, would come again
                 raise
             stream.applied()
+
+    async def _fold(self, link: RuntimeLink, stream: LinkStream) -> None:
+        """Fold the histories that have come, in at most half of the time, and take the frames behind them."""
+        while not link.closed:
+            if self._restorer.waits(link.session):
+                began_s = self._core.clock.now()
+                self._restorer.fold_next(link.session)
+                self._loop.changed()
+                await asyncio.sleep(self._core.clock.now() - began_s)
+            else:
+                link.folding.clear()
+                self._apply(link, stream)
+                await link.folding.wait()
 
     def _take(self, link: RuntimeLink, frame: control_pb2.RuntimeFrame) -> None:
         core, session = self._core, link.session
@@ -207,6 +220,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             session.outbox.notices.models_changed = True
         for part in frame.histories:
             self._restorer.on_part(session, part.handle, part.data, more=part.more)
+            link.folding.set()
         if frame.HasField("commands"):
             columns = frame.commands
             core.on_commands(session, columns.handles, columns.records, columns.payload)

@@ -100,8 +100,11 @@ class RuntimeLink(Link):
         super().__init__(session)
         self.session = session
         self.drained = asyncio.Event()  # the outbox was taken
-        self.unapplied: deque[Any] = deque()  # frames that were read and wait until the outbox has room
+        self.unapplied: deque[Any] = (
+            deque()
+        )  # frames that were read and wait until the outbox has room and histories before them are folded
         self._unapplied_bytes = 0
+        self.folding = asyncio.Event()  # a program's history has come
         self.task = asyncio.current_task()  # serves the stream; cancelling it ends it
 
     def writer_ended(self, writer: asyncio.Future[None]) -> None:
@@ -126,6 +129,11 @@ class RuntimeLink(Link):
     def has_room(self) -> bool:
         """Whether the runtime reads fast enough to be given more."""
         return self.session.outbox.size <= SOFT_LIMIT_BYTES
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether a frame that was read may take effect."""
+        return not self.closed and (self.has_room or not self.link.resumes)
 
     def cut(self) -> None:
         """End the stream from our side."""

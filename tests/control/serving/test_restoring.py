@@ -1,0 +1,83 @@
+"""Many histories at a new control: its loop turns between two of them, and the frames behind them wait."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tartlet_common import abi
+from tartlet_control.core.sessions import Runtimes
+from tartlet_control.recovery.restorer import Restorer
+from tartlet_protos import control_pb2
+from tartlet_runtime.abi.history import History
+from tests.control.served import Runtime, control, worker
+from tests.control.serving.test_servers import decode_submission
+
+PROGRAMS = 24
+TOKENS = 50
+HISTORY_FRAMES = 3
+"""Frames that carry the histories, each of which has several."""
+
+
+def frames() -> list[control_pb2.RuntimeFrame]:
+    """Returns what a runtime's new link with a new control begins with, and the ends of all of its programs."""
+    batch = abi.decode(decode_submission(TOKENS))
+    history = History(lambda _: None)
+    history.sent(batch.records.tobytes(), bytes(batch.payload))
+    data = history.message().SerializeToString()
+    handles = range(1, PROGRAMS + 1)
+    starts = [control_pb2.ProgramStart(handle=n, program_id=f"p{n}", running=True, history=True) for n in handles]
+    made = [control_pb2.RuntimeFrame(starts=starts)]
+    for at in range(HISTORY_FRAMES):
+        frame = control_pb2.RuntimeFrame()
+        for handle in handles[at::HISTORY_FRAMES]:
+            frame.histories.add(handle=handle, data=data[:100], more=True)
+            frame.histories.add(handle=handle, data=data[100:])
+        made.append(frame)
+    made.append(control_pb2.RuntimeFrame(ends=[control_pb2.ProgramEnd(handle=n, failed=True) for n in handles]))
+    return made
+
+
+async def test_one_history_is_folded_a_turn_and_what_follows_them_waits(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = 0
+    folded: list[int] = []
+    ended: list[int] = []
+    restore: Any = Restorer.restore
+    on_end: Any = Runtimes.on_end
+
+    def restoring(*args: Any) -> None:
+        folded.append(turns)
+        restore(*args)
+
+    def ending(*args: Any, **kwargs: Any) -> None:
+        ended.append(len(folded))
+        on_end(*args, **kwargs)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    monkeypatch.setattr(Restorer, "restore", restoring)
+    monkeypatch.setattr(Runtimes, "on_end", ending)
+    async with control(run_dir) as address, worker(address):
+        runtime = Runtime(address)
+        await runtime.hello()
+        await runtime.models()
+        counting = asyncio.create_task(count())
+        for frame in frames():
+            await runtime.stream.write(frame)
+        settled = 0
+        while settled < PROGRAMS:
+            settled += len((await runtime.read()).settled)
+        counting.cancel()
+        await runtime.close()
+    assert len(folded) == PROGRAMS
+    assert len(set(folded)) == PROGRAMS, "two were folded in one turn"
+    assert ended == [PROGRAMS] * PROGRAMS, "an end overtook a history"
