@@ -103,15 +103,6 @@ class Book:
         """Drop a program that has ended; returns its last state, None if it isn't here."""
         return self.programs.pop(program_id, None)
 
-    def stale(self, now: float, after_s: float) -> list[str]:
-        """Return the programs without an active call, whose last call ended more than `after_s` ago."""
-        return [
-            name
-            for name, program in self.programs.items()
-            if now - max(program.last_arrival_s, program.last_completion_s) > after_s
-            and not any(thread.active for thread in program.threads.values())
-        ]
-
 
 def changed(program: Program) -> None:
     """Tell those who keep ranks of a program's threads that the ranks may have changed."""

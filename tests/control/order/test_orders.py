@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tartlet_control.order import book as accounts
 from tartlet_control.order.book import Book, Thread
 from tartlet_control.order.orders import ORDERS, Order, starved
+from tartlet_control.order.settings import PREEMPTS
+from tartlet_control.placement.policies import Placement
 from tartlet_control.simulation.costs import UNIT, Costs
 from tartlet_control.simulation.load import Trace
-from tartlet_control.simulation.loop import simulate
+from tartlet_control.simulation.loop import _Call, _Fleet, _Server, simulate
 
 FIGURE_2 = {"A": (4, 3, 1, 1), "B": (3, 3, 4), "C": (1, 2), "D": (4,)}
 """Decode steps of each program's calls."""
@@ -67,6 +69,47 @@ def test_no_order_leaves_the_engine_idle_while_a_call_waits(name: str, load: lis
     assert last == free_at
 
 
+class Watched(_Fleet):
+    """A simulation whose rounds are watched: whatever waits is in a round's step as long as the step has a slot."""
+
+    slot_steps = 0
+
+    def _round(self, server: _Server) -> None:
+        waiting = len(server.calls)
+        super()._round(server)
+        running = [call for call in server.calls if call.thread.waits_since is None]
+        assert len(running) == min(waiting, self.costs.slots)
+
+    def _finish(self, server: _Server, chosen: list[_Call], steps: int) -> None:
+        self.slot_steps += len(chosen) * steps
+        super()._finish(server, chosen, steps)
+
+
+waves = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@settings(max_examples=30)
+@given(
+    load=st.lists(st.tuples(st.integers(0, 20), waves), min_size=1, max_size=6),
+    slots=st.integers(2, 4),
+    every=st.integers(1, 2),
+    preempt=st.sampled_from(PREEMPTS),
+)
+def test_no_order_leaves_one_of_several_slots_empty_while_a_thread_waits(
+    name: str, load: list[tuple[int, list[list[int]]]], slots: int, every: int, preempt: str
+) -> None:
+    traces = [
+        Trace(str(i), at, tuple(tuple((0, n) for n in wave) for wave in program))
+        for i, (at, program) in enumerate(sorted(load, key=lambda p: p[0]))
+    ]
+    costs = Costs(fixed_s=1.0, decode_s=0.0, prefill_s=0.0, slots=slots, every=every)
+    order = Order(name, (1.0, 2.0), starved_at=2.0, preempt=preempt)
+    fleet = Watched(traces, order, costs, 1, Placement())
+    fleet.run()
+    assert fleet.slot_steps == sum(trace.decoded for trace in traces), "each token took one slot of one step"
+
+
 times = st.floats(0, 100)
 
 
@@ -87,7 +130,7 @@ def test_ranks_of_two_programs_always_differ(name: str, served: list[tuple[float
     assert ranks == [order.rank(thread, now) for thread in threads]
 
 
-@pytest.mark.parametrize("name", ["plas", "atlas", "gittins"])
+@pytest.mark.parametrize("name", ["mlfq", "plas", "atlas", "gittins"])
 def test_a_long_program_among_short_ones_waits_no_longer_than_its_bound(name: str) -> None:
     short = [chain("short", 2.0 * at, (2,)) for at in range(200)]
     load = [chain("long", 0.0, (30,)), *short]
@@ -128,15 +171,6 @@ def test_a_chain_counts_its_longest_path_and_all_its_service() -> None:
     accounts.waits(side_by_side[0], 6.0)
     accounts.serve(side_by_side[0], 1.0)
     assert (program.service_s, program.critical_s) == (6.0, 4.0)
-
-
-def test_stale_programs_are_those_long_without_a_call() -> None:
-    book = Book()
-    for name in ("idle", "busy", "new"):
-        program = book.add(name, ("", name, ""), 0.0 if name != "new" else 90.0)
-        program.threads[0] = Thread(program)
-    accounts.waits(book.programs["busy"].threads[0], 1.0)
-    assert book.stale(100.0, after_s=60.0) == ["idle"]
 
 
 def test_no_order_beats_knowing_the_future_on_one_slot() -> None:
