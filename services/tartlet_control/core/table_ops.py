@@ -124,7 +124,10 @@ class TableOps:
             if command.source == command.table:
                 return self._extend(queue, command, table)
             if share is not None:
-                return self._replace(queue, command, table, place.tables[share_key(command)])
+                taken = place.tables.get(share_key(command))
+                if taken is None:  # a history that makes no sense may say so
+                    raise UnknownResource(kind="table", id=command.source)
+                return self._replace(queue, command, table, taken)
             source = place.tables.get(command.source)
             if source is None or not source.rows or place.engine is None:
                 raise UnknownResource(kind="table", id=command.source)

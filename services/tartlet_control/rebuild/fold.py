@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from tartlet_common.abi import Op, Priority, Record
 from tartlet_common.engine.step import Status
 from tartlet_common.errors.base import TartletError
-from tartlet_common.errors.registry import InvalidArgument
+from tartlet_common.errors.registry import InvalidArgument, MalformedSubmission
 from tartlet_control.calls.embed import EmbedTxt
 from tartlet_control.calls.forward import Forward
 from tartlet_control.calls.kv import Alloc, Dealloc
@@ -259,9 +259,10 @@ class _Folding:
             self._owe(item, SKIPPED)
             return
         value = told.value
+        if type(command) is Sample and value is not None and value.a >= queue.spec.vocab_size:
+            raise MalformedSubmission(detail=f"token {value.a} of a history is not in the vocabulary")
         self._note(command, DONE if value is None else (value.a, value.b, value.c, b""))
-        count = BY_KIND[command.kind].count
-        if count is not None:
+        if (count := BY_KIND[command.kind].count) is not None:
             count(self._program, command)
 
     def _find(self, command: Command) -> None:

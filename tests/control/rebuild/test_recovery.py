@@ -360,3 +360,21 @@ def test_a_history_that_makes_no_sense_costs_its_program_alone(answers: bytes) -
     host.run()
     assert isinstance(guest.killed, errors.ControlLost)
     assert (bystander.killed, len(bystander.tokens())) == (None, 1)
+
+
+@pytest.mark.parametrize("token", [260, (1 << 31) - 1, (1 << 32) - 1])
+def test_a_history_that_tells_of_a_token_that_is_none_reaches_no_engine(token: int) -> None:
+    """A client may have uploaded it: such a token would be embedded, or penalised, and break the engine's step."""
+    host = Host(OPTIONS)
+    guest, bystander = host.start(), host.start()
+    writer = Writer(guest, random.Random(1))
+    writer.begin(0, [65, 66])
+    host.run()
+    told = [(record._replace(a=token) if record.c else record, payload) for record, payload in guest.told()]
+    guest.told = lambda: told  # type: ignore[method-assign]
+    _prompt(bystander, 65)
+    host.die()
+    writer.decode(0)
+    host.run()
+    assert isinstance(guest.killed, errors.ControlLost)
+    assert (bystander.killed, len(bystander.tokens())) == (None, 1)
