@@ -17,6 +17,7 @@ from bench.product.common import EmbedTxt, Forward, Sample, Step
 from bench.product.gpu import (
     CudaCapture,
     GraphDecoder,
+    ModelConfig,
     TableChanges,
     TorchDecoder,
     TorchEngine,
@@ -188,7 +189,15 @@ def flashinfer_lacks(rig: Rig) -> str:
         return ""
     capability = ".".join(map(str, torch.cuda.get_device_capability(rig.device)))
     needs = attention_choice.flashinfer_needs(rig.decoder.config, rig.spec.dtype)
-    return flashinfer_modules.lacks(needs, capability) or flashinfer_modules.unbuilt(needs, capability)
+    return flashinfer_modules.lacks(needs, capability) or unbuilt_modules(rig.decoder.config, rig)
+
+
+def unbuilt_modules(config: ModelConfig, rig: Rig) -> str:
+    """Return which module of FlashInfer's a model lacks that isn't the rig's, in the rig's dtype; or ""."""
+    if not rig.device.startswith("cuda"):
+        return ""
+    capability = ".".join(map(str, torch.cuda.get_device_capability(rig.device)))
+    return flashinfer_modules.unbuilt(attention_choice.flashinfer_needs(config, rig.spec.dtype), capability)
 
 
 def paths(rig: Rig) -> Iterator[Way]:

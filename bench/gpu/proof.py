@@ -38,7 +38,7 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def run_step(step: Step, limit_s: float, out: Path, env: dict[str, str], *, rehearse: bool) -> dict[str, Any]:
+def run_step(step: Step, limit_s: float, out: Path, env: dict[str, str], options: Sequence[str]) -> dict[str, Any]:
     """Run a step in a process group of its own, which ends with it; return its record, which is also in a file."""
     file = out / f"{step.name}.json"
     file.unlink(missing_ok=True)
@@ -47,9 +47,8 @@ def run_step(step: Step, limit_s: float, out: Path, env: dict[str, str], *, rehe
     log = (out / f"{step.name}.log").open("w+b")
     with log:
         process = subprocess.Popen(
-            [*command, *(["--rehearse"] if rehearse else [])], cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
+            [*command, *options], cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             ended = process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -81,8 +80,12 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def prove(steps: Sequence[Step], out: Path, *, rehearse: bool, total_s: float = TOTAL_S) -> list[dict[str, Any]]:
+def prove(
+    steps: Sequence[Step], out: Path, *, rehearse: bool, without_flashinfer: bool = False, total_s: float = TOTAL_S
+) -> list[dict[str, Any]]:
     """Run steps in order; return their records."""
+    flags = {"--rehearse": rehearse, "--without-flashinfer": without_flashinfer}
+    options = [flag for flag, given in flags.items() if given]
     begun = time.monotonic()
     work = out / "steps"
     work.mkdir(parents=True, exist_ok=True)
@@ -93,7 +96,7 @@ def prove(steps: Sequence[Step], out: Path, *, rehearse: bool, total_s: float = 
         for step in steps:
             limit_s = limit_of(step, time.monotonic() - begun, total_s, REHEARSAL if rehearse else 1)
             if limit_s:
-                record = run_step(step, limit_s, work, env, rehearse=rehearse)
+                record = run_step(step, limit_s, work, env, options)
             else:
                 record = {"step": step.name, "outcome": "skipped", "reason": "no time is left", "data": {}}
                 (work / f"{step.name}.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -152,6 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-proof", help="where the archive goes")
     parser.add_argument("--step", action="append", choices=[s.name for s in STEPS], help="only this one (repeatable)")
     parser.add_argument("--rehearse", action="store_true", help="run on the CPU, with tiny shapes")
+    parser.add_argument(
+        "--without-flashinfer", action="store_true", help="let FlashInfer's step be skipped where FlashInfer is missing"
+    )
     parser.add_argument("--minutes", type=float, help="of the whole run (default 10, and 120 to rehearse)")
     parser.add_argument("--keep", type=Path, metavar="ARCHIVE", help="put an archive into bench/results, run nothing")
     args = parser.parse_args(argv)
@@ -160,7 +166,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     steps = [s for s in STEPS if not args.step or s.name in args.step]
     total_s = 60 * args.minutes if args.minutes else TOTAL_S * (REHEARSAL if args.rehearse else 1)
-    records = prove(steps, args.out, rehearse=args.rehearse, total_s=total_s)
+    records = prove(
+        steps, args.out, rehearse=args.rehearse, without_flashinfer=args.without_flashinfer, total_s=total_s
+    )
     say(f"archive: {args.out / ARCHIVE}")
     return int(any(record["outcome"] in {"failed", "timeout"} for record in records))
 

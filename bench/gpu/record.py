@@ -6,11 +6,15 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 
 class Skip(Exception):
     """A step can't run here; the text is the reason."""
+
+
+class Missing(Exception):
+    """A step lacks what the proof is to prove; the text says what."""
 
 
 @dataclass
@@ -20,6 +24,7 @@ class Record:
     step: str
     out: Path
     rehearse: bool
+    without_flashinfer: bool = False
     data: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -43,6 +48,17 @@ class Record:
         if not fact:
             self.problems.append(what)
             self.note(problems=self.problems)
+
+    def lacks_flashinfer(self, what: str) -> NoReturn:
+        """End the step, because something of FlashInfer isn't there.
+
+        Raises:
+            Skip: the run goes without FlashInfer.
+            Missing: it doesn't, so the step fails.
+        """
+        if self.without_flashinfer:
+            raise Skip(what)
+        raise Missing(f"{what} (--without-flashinfer skips this step)")
 
     def write(self, outcome: str, **more: Any) -> None:
         """Write the file."""

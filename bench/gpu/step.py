@@ -27,8 +27,9 @@ def main() -> int:
     parser.add_argument("name", choices=[s.name for s in STEPS])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--without-flashinfer", action="store_true")
     args = parser.parse_args()
-    record = Record(args.name, args.out, args.rehearse)
+    record = Record(args.name, args.out, args.rehearse, args.without_flashinfer)
     record.write("running")
     (module,) = [s.module for s in STEPS if s.name == args.name]
     if args.rehearse:

@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,7 +38,7 @@ MODULES = ("grpc", "wasmtime", "pydantic", "tartlet_runtime.app", "tartlet_contr
 
 
 def run(record: Record) -> None:
-    """Note everything; only a missing card or a kernel that doesn't run is a failure."""
+    """Note everything; only a missing card, or a kernel that doesn't run or tells something else, is a failure."""
     card = (
         "cpu (rehearsal)" if record.rehearse else torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     )
@@ -60,7 +62,7 @@ def run(record: Record) -> None:
     with tempfile.TemporaryDirectory() as directory:
         record.note(triton_kernel=_triton(Path(directory), record.device))
     if not record.rehearse:
-        record.note(checks=_checks(record.device))
+        expect_checks(record, _checks(record.device))
 
 
 _TOOLS = {
@@ -108,15 +110,24 @@ def _rates(device: str) -> dict[str, float]:
     return {"copy_bytes_per_s": copies, "bf16_flop_per_s": products}
 
 
-def _checks(device: str) -> list[object]:
+def _checks(device: str) -> list[dict[str, Any]]:
     """Run the checks of `tartlet doctor`: each kernel against gathered pages, on the device."""
     command = [sys.executable, "-m", "tartlet_worker.torch_engine.gpu_checks", device]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found: list[object] = []
+    found: list[dict[str, Any]] = []
     for line in done.stdout.splitlines():
         with contextlib.suppress(ValueError):
             found.append(json.loads(line))
-    return found or [done.stderr[-1000:]]
+    if done.returncode or not found:
+        found.append({"name": "checks", "status": "fail", "found": done.stderr[-1000:]})
+    return found
+
+
+def expect_checks(record: Record, found: Sequence[dict[str, Any]]) -> None:
+    """Note the findings; each that failed is a problem."""
+    record.note(checks=list(found))
+    for finding in found:
+        record.expect(finding["status"] != "fail", f"{finding['name']}: {finding['found']}")
 
 
 def _triton(rehearse_in: Path, device: str) -> str:

@@ -9,16 +9,24 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from bench.gpu import classes, step
 from bench.gpu.bundle import PACKAGES, assemble, locked, needed
+from bench.gpu.loops import Rig
 from bench.gpu.paths import environment
 from bench.gpu.plan import STEPS, TOTAL_S, Step, limit_of
 from bench.gpu.proof import ARCHIVE, keep, main, prove
+from bench.gpu.record import Record
+from bench.gpu.shapes import checkpoint
+from bench.gpu.steps import preflight
+from tartlet_worker.attention.shape import Shape
+from tests.worker import flashinfer_shadow
 
-BY_NAME = {step.name: step for step in STEPS}
+BY_NAME = {s.name: s for s in STEPS}
 
 
 @pytest.mark.timeout(1800)
@@ -54,6 +62,58 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_next(tmp_path: Path) -> No
         assert {"baseline.json", "weights.json", "weights.log"} <= set(packed.getnames())
 
 
+def test_a_failed_check_fails_the_preflight(tmp_path: Path) -> None:
+    record = Record("preflight", tmp_path, rehearse=False)
+    found = [
+        {"name": name, "status": name, "found": "something", "remedy": "a remedy"} for name in ("ok", "warn", "fail")
+    ]
+    preflight.expect_checks(record, found[:2])
+    assert not record.problems
+    preflight.expect_checks(record, found)
+    assert len(record.problems) == 1
+    assert record.data["checks"] == found
+
+
+@pytest.mark.parametrize(("options", "outcome", "ended"), [([], "failed", 1), (["--without-flashinfer"], "skipped", 0)])
+def test_a_proof_needs_flashinfer_unless_told_otherwise(
+    options: list[str], outcome: str, ended: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", None)  # importing it fails
+    monkeypatch.setattr(sys, "argv", ["step", "flashinfer", "--out", str(tmp_path), *options])
+    assert step.main() == ended
+    told = json.loads((tmp_path / "flashinfer.json").read_text())
+    assert told["outcome"] == outcome
+    assert told["reason"]
+
+
+def test_flashinfer_is_compared_in_every_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that hides a column shows."""
+    flashinfer_shadow.install(monkeypatch)
+    monkeypatch.setattr(classes, "CONTEXTS", (3,))
+    monkeypatch.setattr(classes, "PAGE_SIZES", (4,))
+    rig = Rig(checkpoint("1b", tmp_path, rehearse=True), "cpu", num_pages=4, batch=1)
+    for wrapper in (
+        flashinfer_shadow.BatchDecodeWithPagedKVCacheWrapper, flashinfer_shadow.BatchPrefillWithPagedKVCacheWrapper,
+        None,
+    ):  # fmt: skip
+        record = Record("flashinfer", tmp_path, rehearse=True)
+        with pytest.MonkeyPatch.context() as patch:
+            if wrapper is not None:
+                patch.setattr(wrapper, "_see", _without_the_first_column(wrapper._see))
+            classes.compare_classes(record, rig, [])
+        assert bool(record.problems) == (wrapper is not None)
+        assert {Shape[name] for name in record.data["commands"]} >= classes.PLANNED
+
+
+def _without_the_first_column(see: Any) -> Any:
+    def seen(wrapper: Any, b: int, n: int, length: int) -> torch.Tensor:
+        columns: torch.Tensor = see(wrapper, b, n, length).clone()
+        columns[:, 0] = False
+        return columns
+
+    return seen
+
+
 def test_it_starts_where_nothing_is_installed(repo: Path) -> None:
     alone = [sys.executable, "-S", "-E", str(repo / "bench" / "gpu" / "start.py"), "--help"]
     said = subprocess.run(alone, capture_output=True, text=True, check=False, cwd="/")
@@ -62,10 +122,10 @@ def test_it_starts_where_nothing_is_installed(repo: Path) -> None:
 
 
 def test_the_limits_add_up_to_ten_minutes() -> None:
-    assert sum(step.limit_s for step in STEPS) <= TOTAL_S
+    assert sum(s.limit_s for s in STEPS) <= TOTAL_S
     assert limit_of(STEPS[0], TOTAL_S - 1) == 0
-    for step in STEPS:
-        assert limit_of(step, TOTAL_S - 10) == min(step.limit_s, 10)
+    for s in STEPS:
+        assert limit_of(s, TOTAL_S - 10) == min(s.limit_s, 10)
 
 
 def test_what_no_time_is_left_for_is_skipped(tmp_path: Path) -> None:
