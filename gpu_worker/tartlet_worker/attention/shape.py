@@ -61,7 +61,7 @@ def classify(batch: AttentionBatch, *, windowed: bool) -> Shapes:
     Args:
         batch: of at least one command, each with at least one token.
         windowed: whether layers of the model have windows. Kernels count windows in columns, so a command over lists
-            is `DECODE` or `APPEND` then only if its columns are at consecutive positions.
+            is `DECODE` or `APPEND` then only if its columns are at consecutive positions, up to its last token's own.
     """
     tokens = np.diff(batch.query_indptr)
     shape = np.where(tokens == 1, Shape.DECODE, Shape.APPEND).astype(np.int8)
@@ -78,6 +78,8 @@ def classify(batch: AttentionBatch, *, windowed: bool) -> Shapes:
     if windowed:
         column = np.arange(width)
         whole &= ((positions - positions[:, :1] == column) | (column >= length[listed, None])).all(1)
+        newest = positions[np.arange(len(listed)), length[listed] - 1]
+        whole &= newest == batch.query_position[batch.query_indptr[listed + 1] - 1]
     shape[listed[~whole]] = Shape.SEEN
     for i in np.flatnonzero(whole & (tokens[listed] > 1)).tolist():
         b = int(listed[i])

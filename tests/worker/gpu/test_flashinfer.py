@@ -110,6 +110,21 @@ def test_two_views_of_one_page_in_a_batch_do_not_share_its_row(monkeypatch: pyte
     assert (got - gather.run(gather.prepare(batch), q, kv, 3)).abs().max() <= 1e-5
 
 
+def test_a_window_counts_from_the_token_where_the_last_column_is_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    flashinfer_shadow.install(monkeypatch)
+    positions = np.array([[0, 1, 2, 3, 4, 5, FAR, FAR]], np.int32)
+    batch = AttentionBatch(
+        np.array([0, 1]), np.array([7], np.int32), np.array([[3, 7]], np.int32), np.array([2], np.int32), positions
+    )
+    assert classify(batch, windowed=True).shape.tolist() == [Shape.SEEN]
+    assert classify(batch, windowed=False).shape.tolist() == [Shape.DECODE]
+    gather = TorchGather(KV_HEADS, "cpu")
+    mine = FlashInfer(config(4), "cpu", dtype=torch.float32, page_size=4, rest=gather)
+    q, kv = torch.randn(1, HEADS, DIM), torch.randn(2, 9, KV_HEADS, 4, DIM)
+    got = mine.run(mine.prepare(batch), q, kv, 4)
+    assert (got - gather.run(gather.prepare(batch), q, kv, 4)).abs().max() <= 1e-5
+
+
 def test_an_irregular_decode_step_sends_the_row_of_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
     flashinfer_shadow.install(monkeypatch)
     mine = FlashInfer(config(None), "cpu", dtype=torch.float32, page_size=4, rest=TorchGather(KV_HEADS, "cpu"))
