@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,9 +13,12 @@ import torch
 
 from tartlet_common.engine.step import Sample, Status, Step, StepResult
 from tartlet_common.errors.registry import EngineFailure, OutOfDeviceMemory
+from tartlet_worker.attention.base import PlanChanged
+from tartlet_worker.attention.flashinfer_static import FlashInferStatic
 from tartlet_worker.graphs import decoder as decoder_module
 from tartlet_worker.graphs.ahead import Ahead
-from tartlet_worker.graphs.decoder import GraphDecoder, Launched
+from tartlet_worker.graphs.decoder import GraphDecoder, Launched, PutOff
+from tartlet_worker.models.torch_decoder import TorchDecoder
 from tartlet_worker.torch_engine.engine import TorchEngine
 from tartlet_worker.torch_engine.loader import load_engine
 from tests.worker.driver import changes, dist_batch, embed_batch, forward_batch, i32, sample_batch, u32
@@ -55,8 +58,10 @@ def _ask(following: Callable[[int], Step | None], at: int, _: Callable[[], bool]
     return following(at)
 
 
-def recorded(name: str) -> Rig:
-    return Rig(with_recorded_graphs(plain(name), (1, 2, 4, 8))[0])
+def recorded(name: str, attention: str = "torch-gather") -> Rig:
+    engine = plain(name, attention=attention)
+    captured = None if attention == "torch-gather" else cast("TorchDecoder", engine.decoder).attention
+    return Rig(with_recorded_graphs(engine, (1, 2, 4, 8), captured)[0])
 
 
 def plain(name: str, **options: Any) -> TorchEngine:
@@ -95,6 +100,39 @@ def compare_pools(mine: TorchEngine, theirs: TorchEngine) -> None:
     told = np.flatnonzero((pools.embed_position >= 0) & ~pools.embed_ended)
     torch.testing.assert_close(pools.embeds[told].cpu(), theirs.pools.embeds[told], atol=1e-4, rtol=1e-4)
     assert not mine.pools.kv[:, :, mine.pools.zero_page].any()
+
+
+def replan(rig: Rig) -> list[bool]:
+    """Let FlashInfer ask for other launches once, at the next step of most rows; return whether it ran ahead then."""
+    (layers,) = rig.decoder.layers[8]
+    next(iter(cast("FlashInferStatic", layers.attention)._captured.values()))[0] = 99
+    ahead, drop = [], rig.decoder._drop
+
+    def noted(put_off: PutOff, why: PlanChanged) -> None:
+        ahead.append(put_off.source is not None)
+        drop(put_off, why)
+
+    rig.decoder._drop = noted  # type: ignore[method-assign]
+    return ahead
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="FlashInfer itself may be there")
+def test_random_steps_over_flashinfer_with_a_plan_that_changes_give_what_they_give_one_at_a_time() -> None:
+    steps, want, theirs = drawn("qwen2-window", "in flight over flashinfer", 60)
+    rig, rng, dropped = recorded("qwen2-window", "flashinfer"), fresh("late over flashinfer"), list[list[bool]]()
+
+    def late() -> bool:
+        if len(rig.ahead) >= 5 and not dropped and len(rig.ahead[-1].rows.embed) > 4:
+            dropped.append(replan(rig))
+        return bool(rng.random() < 0.1)
+
+    with device_of(rig.engine):
+        got = rig.run(steps, late)
+    compare(got, want)
+    compare_pools(rig.engine, theirs)
+    assert len(rig.ahead) > 5
+    assert [len(found) for found in dropped] == [1]
+    assert not rig.decoder.layers[8]
 
 
 @pytest.mark.parametrize(("name", "odd", "sampled"), [("llama3-grouped", 0.15, 8), ("qwen2-window", 0.4, 2)])
