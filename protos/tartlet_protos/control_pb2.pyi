@@ -371,6 +371,7 @@ class ProgramStart(_message.Message):
     LOST_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """chosen by the runtime, unique on this stream"""
@@ -399,6 +400,8 @@ class ProgramStart(_message.Message):
     """answers a TakeOver: the program begins again from its journal, as `handle`"""
     run: _builtins.bytes
     """names the run, of those that continue_as_new has begun"""
+    digest: _builtins.str
+    """of the source, in hex: runs of one tenant, name and digest have one history of service"""
     history: _builtins.bool
     """in Hello: the program's history follows; `lost_state` is for a control that reads none"""
     @_builtins.property
@@ -433,11 +436,12 @@ class ProgramStart(_message.Message):
         lost: _common_pb2.Error | None = ...,
         run: _builtins.bytes = ...,
         session: _common_pb2.Session | None = ...,
+        digest: _builtins.str = ...,
         history: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "command_limit", b"command_limit", "durable", b"durable", "epoch", b"epoch", "handle", b"handle", "heard", b"heard", "history", b"history", "idempotency_key", b"idempotency_key", "lost", b"lost", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "pool", b"pool", "program_id", b"program_id", "run", b"run", "running", b"running", "session", b"session", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "command_limit", b"command_limit", "digest", b"digest", "durable", b"durable", "epoch", b"epoch", "handle", b"handle", "heard", b"heard", "history", b"history", "idempotency_key", b"idempotency_key", "lost", b"lost", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "pool", b"pool", "program_id", b"program_id", "run", b"run", "running", b"running", "session", b"session", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

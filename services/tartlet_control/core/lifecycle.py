@@ -57,6 +57,7 @@ class StartRequest:
     page_limit: int = 0
     command_limit: int = 0
     name: str = ""
+    digest: str = ""  # of its source
     trace: tuple[tuple[str, str], ...] = ()
     lost_state: bool = False
     running: bool = False  # announced, not asked for
@@ -161,7 +162,7 @@ class Lifecycle:
         program.command_limit = _capped(request.command_limit, self._command_limit)
         program.created = self.started
         program.started_s = now
-        key = (request.tenant, request.name, "")
+        key = (request.tenant, request.name, request.digest)
         program.belongs_to = request.belonging.session
         program.account = self.accounts.begin(request.tenant, request.belonging, key, self.started, now)
         self.started += 1
@@ -194,8 +195,8 @@ class Lifecycle:
             raise InvalidArgument(argument="handle", detail=f"{request.handle} is in use")
         if not request.program_id or request.program_id in self.programs:
             raise InvalidArgument(argument="program_id", detail=f"{request.program_id!r} is empty or in use")
-        texts = (request.program_id, request.tenant, request.idempotency_key, request.model, request.pool, request.name)
-        if max(map(len, texts)) > _MAX_TEXT:
+        names = (request.program_id, request.tenant, request.idempotency_key, request.name, request.digest)
+        if max(map(len, (*names, request.model, request.pool))) > _MAX_TEXT:
             raise InvalidArgument(argument="ProgramStart", detail=f"a text is longer than {_MAX_TEXT} characters")
         if not has_place(self._of_tenant, request.tenant, self._max_programs, self._weights):
             raise Overloaded(what="control's program table", limit=self._max_programs)

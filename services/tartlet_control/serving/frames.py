@@ -108,6 +108,7 @@ def start_request(start: control_pb2.ProgramStart) -> StartRequest:
         page_limit=start.page_limit,
         command_limit=start.command_limit,
         name=start.name,
+        digest=start.digest,
         trace=tuple(start.trace.items()),
         lost_state=start.lost_state,
         history=start.history,

@@ -25,6 +25,7 @@ def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramS
         handle=program.handle,
         program_id=spec.program_id,
         name=spec.name,
+        digest=spec.digest,
         tenant=spec.tenant,
         idempotency_key=spec.idempotency_key,
         model=program.model if running else spec.model,

@@ -11,8 +11,10 @@ from tartlet_common.abi import Op, Priority
 from tartlet_common.engine.pools import Home
 from tartlet_common.errors.registry import InvalidArgument
 from tartlet_control.order.orders import LIVE
+from tartlet_control.serving.frames import start_request
 from tartlet_control.serving.state import engines_of
 from tartlet_control.tables.programs import ProgramState
+from tartlet_protos import control_pb2
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host, decode_text
 
@@ -151,6 +153,25 @@ def test_programs_that_ended_teach_gittins_what_their_like_need() -> None:
     guests = []
     for name in ("long", "short"):
         guests.append(host.start(program_id=name, name=name))
+        guests[-1].alloc(Op.ALLOC_EMB, [0])
+        guests[-1].forward([], [0], [], [0])
+    host.flush()
+    assert [handle for handle, _ in served(host, guests)] == [guests[1].handle, guests[0].handle]
+
+
+def test_runs_of_another_source_of_the_same_name_teach_gittins_nothing() -> None:
+    assert start_request(control_pb2.ProgramStart(digest="aa")).digest == "aa"
+    host = Host(ONE_AT_A_TIME, order="gittins")
+    for digest, device_s in [("aa", 0.01), ("bb", 5.0)] * 4:
+        guest = host.start(program_id=f"{digest}-{len(host.guests)}", name="main.py", digest=digest)
+        guest.alloc(Op.ALLOC_EMB, [0])
+        guest.forward([], [0], [], [0])
+        host.pump()
+        answer(host, device_s)
+        host.end(guest)
+    guests = []
+    for digest in ("bb", "aa"):
+        guests.append(host.start(program_id=digest, name="main.py", digest=digest))
         guests[-1].alloc(Op.ALLOC_EMB, [0])
         guests[-1].forward([], [0], [], [0])
     host.flush()

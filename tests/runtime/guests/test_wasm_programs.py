@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,8 @@ async def test_a_core_module_runs_and_a_second_launch_needs_no_compile(run_dir: 
             events = await run_program(rig, SEND_AND_EXIT.read_bytes(), language=WASM)
             assert events[-1].success, events[-1].error
             assert events[0].kind == _Event.MESSAGE
+        told = [start.digest for frame in rig.control.frames for start in frame.starts]
+        assert told == [hashlib.sha256(SEND_AND_EXIT.read_bytes()).hexdigest()] * 2, "by which control knows their like"
 
 
 async def test_a_burst_that_starts_slowly_is_followed_by_spares_for_all_of_it(run_dir: Path) -> None:
