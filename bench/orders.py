@@ -21,7 +21,7 @@ from bench.harness import report
 from bench.harness.intervals import median
 from bench.harness.stack import running
 from bench.product.common import install_uvloop
-from bench.product.control import SIMULATED, Costs, Order, Trace, generate, known, simulate, spaced
+from bench.product.control import SIMULATED, Costs, Order, Trace, generate, known, simulate, spaced, write
 
 ORDERS = ("round-robin", "fcfs", "mlfq", "plas", "atlas", "gittins")
 QUANTA_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
@@ -29,6 +29,8 @@ STARVED_AT = 64.0
 APART = 1.2
 """Orders whose simulated means differ by this factor must come in the same order on the engine."""
 SLOTS = 4
+HOST_BYTES = 1 << 24
+"""Host memory of the worker, so that it measures what a page takes there."""
 PROGRAM = """
 import asyncio, json, sys
 from inferlet import Context
@@ -75,7 +77,11 @@ async def responses_s(client: tartlet.AsyncClient, traces: list[Trace]) -> list[
 
 
 async def costs_of(client: tartlet.AsyncClient, tokens: int = 128) -> Costs:
-    """Measure the engine's costs: a prompt, and steps of one call and of `SLOTS` calls."""
+    """Measure the engine's costs: a prompt, and steps of one call and of `SLOTS` calls.
+
+    The engine itself tells how many tokens its memory holds, and what a token takes to host memory. A token of a prompt
+    that is computed again costs what it cost first.
+    """
 
     async def step_s(calls: int) -> float:
         one = Trace("warm", 0.0, (((1, tokens),) * calls,))
@@ -85,13 +91,23 @@ async def costs_of(client: tartlet.AsyncClient, tokens: int = 128) -> Costs:
     decode_s = max(0.0, full - single) / (SLOTS - 1)
     prompt = Trace("warm", 0.0, (((tokens * 4, 1),),))
     prompt_s = min([(await responses_s(client, [prompt]))[0] for _ in range(3)])
-    return Costs(single - decode_s, decode_s, prompt_s / (tokens * 4), slots=SLOTS, every=1)
+    [engine] = (await client.state()).control["engines"]
+    memory = engine["pools"]["KV pages"]["total"] * engine["page_size"]
+    swap_s = 1e-9 * engine["host_pages"]["page_ns"] / engine["page_size"]
+    return Costs(single - decode_s, decode_s, prompt_s / (tokens * 4), SLOTS, 1, memory, swap_s)
 
 
-def flags_of(name: str) -> list[str]:
-    """Return control's flags for an order."""
+def flags_of(name: str) -> dict[str, list[str]]:
+    """Return the flags of control and of the worker for an order."""
     quanta = ",".join(map(str, QUANTA_S))
-    return [f"--order={name}", f"--order-quanta-s={quanta}", f"--order-starved-at={STARVED_AT}"]
+    control = [f"--order={name}", f"--order-quanta-s={quanta}", f"--order-starved-at={STARVED_AT}"]
+    return {"control": control, "worker": [f"--max-batch-commands={SLOTS}", f"--host-kv-bytes={HOST_BYTES}"]}
+
+
+async def only_costs(model: Path) -> Costs:
+    """Start an engine, and measure its costs."""
+    async with running(model=model, flags=flags_of("fcfs")) as address, tartlet.AsyncClient(address) as client:
+        return await costs_of(client)
 
 
 async def measure(model: Path, programs: int, scale: int, load: float, repeat: int) -> report.Report:
@@ -105,8 +121,7 @@ async def measure(model: Path, programs: int, scale: int, load: float, repeat: i
         shapes = [scaled(trace, scale) for trace in generate("mixed", 2 * programs, rng)]
         past, shapes = shapes[:programs], shapes[programs:]
         for name in ORDERS[i % len(ORDERS) :] + ORDERS[: i % len(ORDERS)]:
-            flags = {"control": flags_of(name), "worker": [f"--max-batch-commands={SLOTS}"]}
-            async with running(model=model, flags=flags) as address, tartlet.AsyncClient(address) as client:
+            async with running(model=model, flags=flags_of(name)) as address, tartlet.AsyncClient(address) as client:
                 if costs is None:
                     costs = await costs_of(client)
                     report.progress(f"orders: {costs}")
@@ -159,8 +174,13 @@ def main() -> int:
     parser.add_argument("--programs", type=report.positive, default=60, metavar="N", help="in a load (%(default)s)")
     parser.add_argument("--scale", type=report.positive, default=16, metavar="N", help="tokens over N (%(default)s)")
     parser.add_argument("--load", type=float, default=1.1, metavar="X", help="work over capacity (%(default)s)")
+    told = "measure only the engine's costs, and write them here for `tartlet simulate --costs FILE`"
+    parser.add_argument("--costs", type=Path, metavar="FILE", help=told)
     args = parser.parse_args()
     install_uvloop()
+    if args.costs:
+        write(args.costs, asyncio.run(only_costs(args.model)))
+        return 0
     made = measure(args.model, args.programs, args.scale, args.load, args.repeat)
     return report.emit([asyncio.run(made)], args)
 

@@ -8,6 +8,7 @@ from tartlet_control.order.orders import LIVE as LIVE
 from tartlet_control.order.orders import Order as Order
 from tartlet_control.simulation.compare import known as known
 from tartlet_control.simulation.costs import Costs as Costs
+from tartlet_control.simulation.costs import write as write
 from tartlet_control.simulation.load import Trace as Trace
 from tartlet_control.simulation.load import generate as generate
 from tartlet_control.simulation.load import spaced as spaced

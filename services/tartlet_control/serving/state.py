@@ -128,7 +128,7 @@ def engine_state(e: EngineState, core: Core) -> dict[str, Any]:
         "pools": {
             p.name: {"free": p.num_free, "held": p.num_held, "cached": p.num_cached, "total": p.total} for p in e.pools
         },
-        "host_pages": {"free": e.host.pool.num_free, "total": e.host.pool.total},
+        "host_pages": {"free": e.host.pool.num_free, "total": e.host.pool.total, "page_ns": e.host.page_ns},
         "programs": len(e.program_ids),
         "order": core.batchers[e].order.name,
         "queues_waiting": len(core.batchers[e].waiting),

@@ -17,7 +17,7 @@ from tartlet_control.order.orders import LIVE, ORDERS, Order
 from tartlet_control.placement.policies import PLACEMENTS, Placement
 from tartlet_control.simulation import formats, load
 from tartlet_control.simulation.compare import Row, compare, known
-from tartlet_control.simulation.costs import Costs
+from tartlet_control.simulation.costs import Costs, read
 from tartlet_control.simulation.load import Trace
 from tartlet_control.simulation.plot import svg
 
@@ -31,6 +31,7 @@ Examples:
   tartlet simulate --mix chat --load 1.1 --order fcfs --order plas
   tartlet simulate --trace programs.jsonl --json numbers.json
   tartlet simulate --engines 4 --programs 2000 --placement autellix
+  tartlet simulate --costs costs.json --load 1.1
   tartlet simulate --memory-tokens 20000 --swap-us 5
   tartlet simulate --plot orders.svg --loads 0.8,0.95,1.1
 """
@@ -38,7 +39,11 @@ Examples:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the simulation that the arguments describe and print a table; returns the exit status."""
-    args = _parser().parse_args(arguments)
+    try:
+        args = _arguments(arguments)
+    except (OSError, ValueError) as e:
+        sys.stderr.write(f"tartlet simulate: {e}\n")
+        return 2
     step = args.fixed_ms / 1e3, args.decode_us / 1e6, args.prefill_us / 1e6
     costs = Costs(*step, args.slots, args.every, args.memory_tokens, args.swap_us / 1e6)
     try:
@@ -71,6 +76,25 @@ def main(arguments: list[str] | None = None) -> int:
     if args.plot:
         _plot(args, costs, names, make)
     return 0
+
+
+def _arguments(arguments: list[str] | None) -> argparse.Namespace:
+    """Parse the arguments; the costs in a file stand for those that aren't given."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if args.costs is None:
+        return args
+    costs = read(args.costs)
+    parser.set_defaults(
+        fixed_ms=costs.fixed_s * 1e3,
+        decode_us=costs.decode_s * 1e6,
+        prefill_us=costs.prefill_s * 1e6,
+        slots=costs.slots,
+        every=costs.every,
+        memory_tokens=costs.memory_tokens,
+        swap_us=costs.swap_s * 1e6,
+    )
+    return parser.parse_args(arguments)
 
 
 def _plot(args: argparse.Namespace, costs: Costs, names: Sequence[str], make: Callable[[str], Order]) -> None:
@@ -157,6 +181,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--order", action="append", choices=list(ORDERS), help="an order; repeat for more (default: all)")
     p.add_argument(
         "--beta", type=_nonnegative, default=8.0, help="waiting over service at which a program has starved; 0: never"
+    )
+    p.add_argument(
+        "--costs", type=Path, metavar="FILE", help="an engine's, of `tartlet bench orders --costs FILE`; flags go first"
     )
     p.add_argument("--slots", type=_count, default=16, help="calls that a step takes (default: %(default)s)")
     p.add_argument("--every", type=_count, default=8, help="decode steps between decisions (default: %(default)s)")

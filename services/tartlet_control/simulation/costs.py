@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
 
 from tartlet_control.simulation.load import Trace
 
@@ -41,3 +44,30 @@ class Costs:
 
 UNIT = Costs(fixed_s=1.0, decode_s=0.0, prefill_s=0.0, slots=2, every=1)
 """Steps of one unit for two calls, as in the paper's Figure 2."""
+
+
+def write(path: Path, costs: Costs) -> None:
+    """Write costs to a file that `read` reads: a JSON object with the attributes of `Costs`, times in seconds."""
+    path.write_text(json.dumps(asdict(costs), indent=1) + "\n")
+
+
+def read(path: Path) -> Costs:
+    """Read costs from a file; what the file doesn't name is as `Costs` has it.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it isn't of that form; the message names the file and what is wrong.
+    """
+    usual, least = asdict(Costs()), {"slots": 1, "every": 1}
+    try:
+        told = dict(json.loads(path.read_text()).items())
+    except (ValueError, AttributeError) as e:
+        raise ValueError(f"{path}: not a JSON object, as `tartlet bench orders --costs FILE` writes: {e}") from e
+    if unknown := sorted(told.keys() - usual.keys()):
+        raise ValueError(f"{path}: {', '.join(unknown)}: none of {', '.join(usual)}")
+    for name, value in told.items():
+        kinds = int if isinstance(usual[name], int) else (int, float)
+        wrong = isinstance(value, bool) or not isinstance(value, kinds) or not isfinite(value)
+        if wrong or value < least.get(name, 0) or (name == "fixed_s" and not value):
+            raise ValueError(f"{path}: {name}: {value!r} is out of range, or no {type(usual[name]).__name__}")
+    return Costs(**told)

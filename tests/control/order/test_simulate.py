@@ -8,8 +8,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tartlet_control.simulation import formats, load
+from tartlet_control.simulation import costs, formats, load
 from tartlet_control.simulation.__main__ import main
+from tartlet_control.simulation.costs import Costs
 
 
 def test_a_file_of_programs_is_simulated_and_its_numbers_written(tmp_path: Path) -> None:
@@ -87,3 +88,46 @@ def test_a_figure_has_a_line_for_each_order_in_each_panel(tmp_path: Path) -> Non
     lines = root.findall("{http://www.w3.org/2000/svg}polyline")
     assert len(lines) == 2 * 3  # srpt is in every figure
     assert all(len(line.attrib["points"].split()) == 2 for line in lines)
+
+
+def test_costs_that_a_real_engine_had_are_read_and_flags_go_before_them(tmp_path: Path) -> None:
+    trace, numbers, file = tmp_path / "programs.jsonl", tmp_path / "numbers.json", tmp_path / "costs.json"
+    trace.write_text('{"waves": [[[10, 8]]]}')
+    measured = Costs(2.0, 0.5, 0.25, slots=3, every=1, memory_tokens=64, swap_s=1e-3)
+    costs.write(file, measured)
+    assert costs.read(file) == measured
+
+    def took_s(*flags: str) -> float:
+        assert main(["--trace", str(trace), "--order", "fcfs", "--json", str(numbers), *flags]) == 0
+        return float(json.loads(numbers.read_text())[0]["mean_s"])
+
+    assert took_s("--costs", str(file)) == pytest.approx(8 * 2.5 + 10 * 0.25)
+    assert took_s("--costs", str(file), "--fixed-ms", "1000") == pytest.approx(8 * 1.5 + 10 * 0.25)
+    file.write_text('{"fixed_s": 1}')
+    assert costs.read(file) == Costs(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("nonsense", "JSON object"),
+        ("[1]", "JSON object"),
+        ('{"fixed_ms": 10}', "fixed_ms"),
+        ('{"fixed_s": 0}', "fixed_s"),
+        ('{"decode_s": NaN}', "decode_s"),
+        ('{"prefill_s": "1"}', "prefill_s"),
+        ('{"slots": 0}', "slots"),
+        ('{"slots": 1.5}', "slots"),
+        ('{"memory_tokens": true}', "memory_tokens"),
+    ],
+)
+def test_a_file_that_has_no_costs_is_refused(
+    text: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=named):
+        costs.read(file)
+    assert main(["--costs", str(file)]) == 2
+    assert named in capsys.readouterr().err
+    assert main(["--costs", str(tmp_path / "nowhere.json")]) == 2
