@@ -21,6 +21,33 @@ TILE_FIELDS = 6
 """Integers that describe a tile: command, its first token, its tokens, columns to read, row of pages, mask offset."""
 
 
+WIDE_BYTES = 1024
+"""Bytes of a key (see `key_bytes`) from which a key is wide: three blocks of such keys and values fit no longer."""
+
+
+def key_bytes(head_dim: int, number_bytes: int) -> int:
+    """Return the bytes that `attend` takes for a key.
+
+    Example:
+        >>> key_bytes(128, 4), key_bytes(129, 4), key_bytes(256, 2)
+        (512, 1024, 512)
+    """
+    return max(16, 1 << (head_dim - 1).bit_length()) * number_bytes
+
+
+def stages(head_dim: int, number_bytes: int) -> int:
+    """Return Triton's `num_stages` for `attend`.
+
+    With three stages, keys and values of 256 float32 numbers take more than the 227 KiB of shared memory that a program
+    may have on an H100.
+
+    Example:
+        >>> stages(256, 4), stages(256, 2), stages(128, 4)
+        (2, 3, 3)
+    """
+    return 2 if key_bytes(head_dim, number_bytes) >= WIDE_BYTES else 3
+
+
 @triton.jit
 def merge(top, total, sums, other_top, other_total, other_sums):
     """Join the states of two runs of columns, float32 [rows], [rows] and [rows, dims] each."""

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 
 from tartlet_worker.attention.base import AttentionBatch, StaticRows
-from tartlet_worker.attention.triton_kernels import BLOCK, RUN, TILE_FIELDS, attend, join_runs
+from tartlet_worker.attention.triton_kernels import (
+    BLOCK,
+    RUN,
+    TILE_FIELDS,
+    WIDE_BYTES,
+    attend,
+    join_runs,
+    key_bytes,
+    stages,
+)
 from tartlet_worker.attention.triton_static import TritonStatic, reaches, tiles_of
 from tartlet_worker.transfers import Transfers
 
@@ -52,7 +61,9 @@ class TritonPaged:
 
     name = "triton"
 
-    def __init__(self, kv_heads: int, device: str, *, group: int, batch_invariant: bool = False) -> None:
+    def __init__(
+        self, kv_heads: int, device: str, *, group: int, batch_invariant: bool = False, bytes_of_key: int = 0
+    ) -> None:
         """Note the model's heads.
 
         Args:
@@ -60,8 +71,11 @@ class TritonPaged:
             device: torch's name.
             group: query heads that share one key head.
             batch_invariant: take tiles of one height, so that a row's bits don't depend on its batch.
+            bytes_of_key: as `key_bytes` says. Wide keys have low tiles only: a high one holds more numbers than there
+                are registers, and takes more than half a minute to compile.
         """
-        self._kv_heads, self._group, self._invariant = kv_heads, group, batch_invariant
+        self._kv_heads, self._group = kv_heads, group
+        self._low = batch_invariant or bytes_of_key >= WIDE_BYTES
         self._transfers = Transfers(device)
 
     def reaches(self, rows: int, most: int) -> tuple[int, ...]:
@@ -88,7 +102,7 @@ class TritonPaged:
 
     def _rows(self, tokens: int) -> int:
         """Return the rows of a batch's tiles; `tokens` are those of its longest command."""
-        rows = LOW_TILE if self._invariant or tokens < LONG_PREFILL else HIGH_TILE
+        rows = LOW_TILE if self._low or tokens < LONG_PREFILL else HIGH_TILE
         return max(rows, 1 << (self._group - 1).bit_length())
 
     def prepare(self, batch: AttentionBatch) -> Prepared:
@@ -148,7 +162,7 @@ class TritonPaged:
         tokens, heads, dim = q.shape
         q = q.contiguous()
         out = torch.empty_like(q)
-        p, kv_heads, dims = prepared, self._kv_heads, max(16, 1 << (dim - 1).bit_length())
+        p, kv_heads, dims = prepared, self._kv_heads, key_bytes(dim, 1)
         tiles = len(p.tiles)
         if not tiles:
             return out.view(tokens, heads * dim)
@@ -164,7 +178,7 @@ class TritonPaged:
             p.tiles, p.query_position, p.listed, p.positions, p.tables, p.tiles if p.masks is None else p.masks,
             p.tables.shape[-1], p.width, window or 0, dim**-0.5 * math.log2(math.e), p.runs,
             **shape, PAGE=kv.shape[3], BLOCK=BLOCK, WINDOW=window is not None, MASKS=p.masks is not None, SPLIT=split,
-            WIDE=q.device.type == "cpu",
+            WIDE=q.device.type == "cpu", num_stages=stages(dim, kv.element_size()),
         )  # fmt: skip
         if split:
             join_runs[tiles, kv_heads](out, top, total, sums, p.tiles, p.runs, **shape)

@@ -101,10 +101,17 @@ def make(
     """
     if name == "triton":
         ahead_of_time.provide_launcher()
+        from tartlet_worker.attention.triton_kernels import key_bytes
         from tartlet_worker.attention.triton_paged import TritonPaged
         from tartlet_worker.models.triton_store import TritonStore
 
-        attention = TritonPaged(config.kv_heads, device, group=config.group, batch_invariant=batch_invariant)
+        attention = TritonPaged(
+            config.kv_heads,
+            device,
+            group=config.group,
+            batch_invariant=batch_invariant,
+            bytes_of_key=key_bytes(config.head_dim, dtype.itemsize),
+        )
         return attention, TritonStore(config)
     if name == "flashinfer":
         from tartlet_worker.attention.flashinfer import FlashInfer

@@ -122,7 +122,7 @@ def test_random_steps_over_flashinfer_with_a_plan_that_changes_give_what_they_gi
     rig, rng, dropped = recorded("qwen2-window", "flashinfer"), fresh("late over flashinfer"), list[list[bool]]()
 
     def late() -> bool:
-        if len(rig.ahead) >= 5 and not dropped and len(rig.ahead[-1].rows.embed) > 4:
+        if len(rig.ahead) >= 3 and not dropped and len(rig.ahead[-1].rows.embed) > 4:
             dropped.append(replan(rig))
         return bool(rng.random() < 0.1)
 
