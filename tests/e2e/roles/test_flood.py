@@ -1,4 +1,4 @@
-"""One tenant floods an engine, in memory and in device time; another keeps its share, and nobody's programs end."""
+"""One tenant floods an engine, in memory and in device time; another keeps its share, and none of its programs ends."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import tartlet
+from tartlet_common.errors.registry import TenantOverShare
 from tests.e2e.cluster import Cluster, cluster
 
 PROGRAM = """# Fills a context with as many tokens as its argument says, and generates without end.
@@ -28,6 +29,23 @@ async def main() -> None:
         inferlet.send("begins")
         async for _ in ctx.generate(max_tokens=100_000, eos=False):
             pass
+"""
+MASKED = """# Fills a context with as many tokens as its argument says, hides one of them, and waits.
+
+import sys
+
+import inferlet
+
+
+async def main() -> None:
+    count = int(sys.argv[1])
+    async with inferlet.Context(seed=1) as ctx:
+        ctx.fill_tokens([5 + n % 97 for n in range(count)])
+        ctx.mask(range(1))
+        async for _ in ctx.generate(max_tokens=1, eos=False):
+            pass
+        inferlet.send("idle")
+        await inferlet.receive()
 """
 FLOOD, FEW = 20, 3
 TOKENS = 480
@@ -93,3 +111,29 @@ async def test_a_flooding_tenant_takes_neither_share_nor_programs_from_another(s
         for client, runs in ((a, flood), (b, few)):
             for run in runs:
                 await client.kill(run.program_id)
+
+
+async def test_masked_contexts_over_a_tenants_share_end_for_another_tenant_within_its_own(small: Cluster) -> None:
+    masked = tartlet.LaunchSpec(
+        source=tartlet.Source(MASKED.encode(), filename="masked.py"), args=[str(140 * 16)], durable=False
+    )
+    plain = tartlet.LaunchSpec(
+        source=tartlet.Source(PROGRAM.encode(), filename="filler.py"), args=[str(TOKENS)], durable=False
+    )
+    async with (
+        asyncio.timeout(100),
+        _client(small, "tenant.a", "client") as a,
+        _client(small, "tenant.b", "client") as b,
+        _client(small, "operator") as operator,
+    ):
+        first, second = [await a.run(spec=replace(masked)) for _ in range(2)]
+        for run in (first, second):
+            assert isinstance(await anext(run), tartlet.Message)
+        calm = await b.launch(spec=plain)
+        await _until(operator, lambda now: any(each["sampled_tokens"] > 2 for each in now["b"]))
+        await _until(operator, lambda now: len(now["a"]) == 1)
+        [left] = (await _programs(operator))["a"]
+        [gone] = [run for run in (first, second) if run.program_id != left["id"]]
+        assert isinstance((await gone.wait()).error, TenantOverShare)
+        await a.kill(left["id"])
+        await b.kill(calm.program_id)
