@@ -18,6 +18,7 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 import tartlet
+from tartlet_common.errors.registry import PermissionDenied
 from tests.e2e.serving import out, tartlet_cli
 from tests.gateway.conftest import Gateway
 from tests.gateway.processes import OwnGateway, own_gateway
@@ -167,6 +168,33 @@ def test_launches_over_web_sockets_count_as_requests_do(
         assert until(lambda: http.post(CHAT, json=BODY).status_code == 200)
     entries = [json.loads(line[line.index("{") :]) for line in own.log.read_text().splitlines() if "audit" in line]
     assert any(e["path"] == "/v1/programs/socket" and e["tokens"] > 0 for e in entries)
+
+
+def test_runs_of_programs_count_once_wherever_their_end_is_seen(
+    gateway: Gateway, keyed: tuple[OwnGateway, str], file: Path
+) -> None:
+    own = keyed[0]
+    key = create(gateway, file, "runner")
+    time.sleep(1.2)
+    source = WAITS.replace("    await receive()\n", "")
+    with client(own, key) as http:
+        http.post("/v1/programs", json={"source": source, "stream": True})
+        waited, followed = (http.post("/v1/programs", json={"source": source}).json()["id"] for _ in range(2))
+        for _ in range(2):
+            assert http.get(f"/v1/programs/{waited}/result").json()["success"]
+        assert "event: ended" in http.get(f"/v1/programs/{followed}/events").text
+    with tartlet.Client(own.url, key=key) as remote:
+        assert list(remote.run(tartlet.Source(source.encode())))
+    with tartlet.Client(own.url) as stranger, pytest.raises(PermissionDenied, match="sends no key"):
+        stranger.list()
+
+    def counted() -> list[str]:
+        lines = [json.loads(line[line.index("{") :]) for line in own.log.read_text().splitlines() if "audit" in line]
+        mine = [e for e in lines if e["tenant"] == "runner" and e["tokens"]]
+        return sorted(f"{e['method']} {e['path'].rpartition('/')[2]}" for e in mine)
+
+    assert until(lambda: len(counted()) == 4)
+    assert counted() == ["GET events", "GET result", "POST programs", "POST programs"]
 
 
 def test_a_revoked_key_ends_what_it_had_opened(gateway: Gateway, keyed: tuple[OwnGateway, str], file: Path) -> None:

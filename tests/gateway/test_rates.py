@@ -24,6 +24,16 @@ def test_tokens_are_settled_at_the_end_and_then_delay_the_next_request() -> None
     assert tenant.admit(30.2) is None
 
 
+def test_a_run_s_end_counts_once() -> None:
+    tenant = Tenant(Rate(tokens_per_minute=60), 0.0)
+    assert [tenant.is_first("a"), tenant.is_first("b"), tenant.is_first("a")] == [True, True, False]
+    tenant.count(90, 0.0)
+    refusal = tenant.admit(0.0)
+    assert refusal is not None
+    assert (refusal.what, round(refusal.wait_s, 3)) == ("tokens", 31.0)
+    assert tenant.running == 0
+
+
 def test_requests_at_once_are_bounded_until_one_ends() -> None:
     tenant = Tenant(Rate(concurrency=1), 0.0)
     assert tenant.admit(0.0) is None

@@ -15,7 +15,7 @@ import httpx
 from tartlet import environment
 from tartlet._calls import launch_spec, repeated
 from tartlet._given import all_of, check_id, check_offset, check_texts, message_bytes, seed_bytes
-from tartlet._http.events import HttpFollowing, error_of, tied_to
+from tartlet._http.events import HttpFollowing, error_of, sends_key, tied_to
 from tartlet._run import Run
 from tartlet.events import Accepted, Event, Usage
 from tartlet.model import (
@@ -217,7 +217,7 @@ class HttpCalls:
         except (httpx.HTTPError, httpx.InvalidURL) as e:
             raise Unavailable(what=f"the gateway at {self.address}", detail=str(e) or type(e).__name__) from e
         if reply.is_error:
-            raise error_of(reply.status_code, reply.content)
+            raise error_of(reply.status_code, reply.content, has_key=sends_key(self._http))
         return reply.json()
 
 
@@ -248,6 +248,8 @@ def _where(given: LaunchSpec | CatalogueEntry) -> dict[str, Any]:
 def _launch(spec: LaunchSpec) -> dict[str, Any]:
     if spec.tenant:
         raise InvalidArgument(argument="tenant", detail="over HTTP the key names the tenant: leave it out")
+    if spec.fork is not None:
+        raise InvalidArgument(argument="fork", detail="a gateway makes no forks: use a client over gRPC")
     if spec.capabilities is not None:
         raise InvalidArgument(argument="capabilities", detail="over HTTP they are the inferlet's: leave them out")
     body = _where(spec) | {

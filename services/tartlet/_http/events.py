@@ -28,12 +28,19 @@ from tartlet_protos import programs_pb2
 
 _Event = programs_pb2.ProgramEvent
 _KINDS: Final = {"message": _Event.MESSAGE, "stdout": _Event.STDOUT, "stderr": _Event.STDERR}
+_UNAUTHORIZED: Final = 401
 _STREAM: Final = httpx.Timeout(60.0, connect=5.0, read=45.0)
 """A silent stream has a comment each 15 s."""
 
 
-def error_of(status: int, body: bytes) -> TartletError:
-    """Return the error that a reply tells: by its number if it has one, else by the reply's status."""
+def error_of(status: int, body: bytes, *, has_key: bool = True) -> TartletError:
+    """Return the error that a reply tells: by its number if it has one, else by the reply's status.
+
+    Args:
+        status: of the reply.
+        body: the reply's.
+        has_key: whether the request had a key.
+    """
     try:
         told = json.loads(body)["error"]
         message, typed = str(told["message"]), told.get("tartlet")
@@ -42,9 +49,15 @@ def error_of(status: int, body: bytes) -> TartletError:
         param = told.get("param")
     except (ValueError, KeyError, TypeError, AttributeError):
         return InternalError(detail=f"status {status}, and no error of a gateway: {body[:200]!r}")
+    if status == _UNAUTHORIZED and not has_key:
+        message = "Give `key`, or set $TARTLET_CLIENT_KEY; `tartlet keys create` makes keys."
+    return _by_status(status, message, param, "a client with this key" if has_key else "a client that sends no key")
+
+
+def _by_status(status: int, message: str, param: str | None, caller: str) -> TartletError:
     match status:
         case 401 | 403:
-            return PermissionDenied(caller="this key", method="the call", remedy=message)
+            return PermissionDenied(caller=caller, method="this gateway", remedy=message)
         case 413:
             return FrameTooLarge(size=0, what=message, limit=0)
         case 429:
@@ -79,6 +92,11 @@ def event_of(told: dict[str, Any]) -> programs_pb2.ProgramEvent:
     )
 
 
+def sends_key(http: httpx.AsyncClient) -> bool:
+    """Return whether a client's requests have a key."""
+    return "authorization" in http.headers
+
+
 async def _told(reply: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     async for line in reply.aiter_lines():
         if line.startswith("data: "):
@@ -89,7 +107,7 @@ async def _opened(http: httpx.AsyncClient, request: httpx.Request) -> httpx.Resp
     try:
         reply = await http.send(request, stream=True)
         if reply.is_error:
-            raise error_of(reply.status_code, await reply.aread())
+            raise error_of(reply.status_code, await reply.aread(), has_key=sends_key(http))
     except httpx.HTTPError as e:
         raise Unavailable(what=f"the gateway at {http.base_url}", detail=str(e) or type(e).__name__) from e
     return reply

@@ -118,8 +118,12 @@ class Gate:
             await _refuse(Exchange(scope, receive, told), e, e.waits)
         finally:
             now_s = self._clock()
+            if caller.tokens and caller.program_id and not tenant.is_first(caller.program_id):
+                caller.tokens = 0
             if admitted:
                 tenant.end(caller.tokens, now_s)
+            else:
+                tenant.count(caller.tokens, now_s)
             _note(scope, caller, status, now_s - began_s)
 
     def _tenant(self, name: str, now_s: float) -> Tenant:

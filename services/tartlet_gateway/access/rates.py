@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 MINUTE_S = 60.0
+COUNTED_KEPT = 10_000
+"""Of how many runs of a tenant it is known that their tokens were counted."""
 
 
 class Rate(NamedTuple):
@@ -67,6 +69,7 @@ class Tenant:
 
     def __init__(self, rate: Rate, now_s: float) -> None:
         self.running = 0
+        self._counted: dict[str, None] = {}  # runs, the last ones counted behind
         self._set(rate, now_s)
 
     def _set(self, rate: Rate, now_s: float) -> None:
@@ -95,6 +98,19 @@ class Tenant:
     def end(self, tokens: int, now_s: float) -> None:
         """Count an admitted request as ended; its tokens count now that they are known."""
         self.running -= 1
+        self.count(tokens, now_s)
+
+    def is_first(self, program_id: str) -> bool:
+        """Return whether a run's end is told for the first time: requests that read it again count nothing."""
+        if program_id in self._counted:
+            return False
+        self._counted[program_id] = None
+        if len(self._counted) > COUNTED_KEPT:
+            del self._counted[next(iter(self._counted))]
+        return True
+
+    def count(self, tokens: int, now_s: float) -> None:
+        """Count the tokens of a run whose end is known now."""
         if self.tokens is not None:
             self.tokens.take(tokens, now_s)
 

@@ -20,7 +20,7 @@ class TypedError(ApiError):
     Example:
         >>> from tartlet_common.errors.registry import UnknownProgram
         >>> TypedError(UnknownProgram(program="x")).body["error"]["tartlet"]
-        {'number': 107, 'name': 'UnknownProgram', 'fields': {'program': 'x'}}
+        {'number': 109, 'name': 'UnknownProgram', 'fields': {'program': 'x'}}
     """
 
     def __init__(self, error: TartletError) -> None:

@@ -68,7 +68,7 @@ async def follow(exchange: Exchange, run: tartlet.Run, opening: bytes = b"") -> 
             await _write(exchange, opening)
         while (event := await _next(exchange, run)) is not None:
             if isinstance(event, tartlet.Ended):
-                caller_of(exchange.scope).tokens = event.usage.input_tokens + event.usage.sampled_tokens
+                caller_of(exchange.scope).saw_end(event)
             await _write(exchange, encoded(event_value(event)))
     except TartletError as e:
         if not exchange.started:

@@ -84,6 +84,7 @@ async def result(call: Call) -> Answer:
         return 202, {"object": "program", "id": call.name, "state": "running"}
     finally:
         run.cancel()
+    call.caller.saw_end(ended)
     return 200, {"object": "program.result", "id": call.name, **end_value(ended)}
 
 

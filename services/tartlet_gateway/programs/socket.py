@@ -170,7 +170,7 @@ class _Connection:
         try:
             async for event in self._run:
                 if isinstance(event, tartlet.Ended):
-                    self._caller.tokens = event.usage.input_tokens + event.usage.sampled_tokens
+                    self._caller.saw_end(event)
                 await self._tell(event_value(event))
         except TartletError as e:
             await self._tell({"type": "error", **TypedError(e).body})

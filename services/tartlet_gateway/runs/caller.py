@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import tartlet
+
 _KEY: Final = "tartlet.caller"
 
 
@@ -22,7 +24,7 @@ class Caller:
         key_id: Which key the request brought.
         model: What the request ran, as its `model` names it.
         program_id: The run.
-        tokens: The run's tokens, those of the prompt and those generated.
+        tokens: The run's tokens, those of the prompt and those generated, once its end was seen.
         admit: Counts a launch over a WebSocket against the tenant's bounds, as a request that lasts as long as the
             connection. Raises an error with status 429 if there may be none now.
     """
@@ -33,6 +35,10 @@ class Caller:
     program_id: str = ""
     tokens: int = 0
     admit: Callable[[], None] = _nothing
+
+    def saw_end(self, ended: tartlet.Ended) -> None:
+        """Note the tokens of the run that this request launched or followed to its end."""
+        self.tokens = ended.usage.input_tokens + ended.usage.sampled_tokens
 
 
 def caller_of(scope: Any) -> Caller:

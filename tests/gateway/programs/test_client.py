@@ -62,6 +62,9 @@ async def test_errors_are_those_of_the_client_over_grpc(gateway: Gateway) -> Non
             await client.validate(tartlet.Source.python("def main(:"))
         with pytest.raises(InvalidArgument):
             await client.state()
+        with pytest.raises(InvalidArgument) as needs_grpc:
+            await client.run(spec=tartlet.LaunchSpec(fork=tartlet.Fork(1, program_id=unknown)))
+        assert needs_grpc.value.fields["argument"] == "fork"
         run = await client.run(tartlet.Source.python("def main(args):\n    raise ValueError('on purpose')\n"))
         failed = (await run.wait()).error
         assert isinstance(failed, ProgramFailed)
