@@ -38,7 +38,7 @@ async def main(args: list[str]) -> None:
     if type(asked) is not int or not 1 <= asked <= MOST:
         reply.refuse(f"best_of: a whole number from 1 to {MOST}.", param="best_of")
         return
-    async with Context(seed=request.get("seed")) as ctx:
+    async with reply.context(request) as ctx:
         ctx.chat(request["messages"])
         try:
             await ctx.flush()

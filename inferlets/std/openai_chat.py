@@ -100,9 +100,11 @@ async def chat_prompt(request: dict[str, Any], model: Model) -> Prompts:
     """Return a chat's tokens in the form that the model was trained on; tools are shown as the template shows them."""
     variables = request.get("chat_template_kwargs")
     tools = request.get("tools")
-    form = await tool_format(model) if tools else None
+    writes_calls = any(message.get("tool_calls") for message in request["messages"])
+    written = await tool_format(model) if tools or writes_calls else None
+    form = written if tools else None
     told = tools if form is not None and form.family != "demo" else None
-    messages = [tool_formats.in_prompt(message, form) for message in request["messages"]]
+    messages = [tool_formats.in_prompt(message, written) for message in request["messages"]]
     try:
         try:
             text = await format_chat(messages, tools=told, variables=variables, model=model)
@@ -198,7 +200,7 @@ def check_length(length: int, max_tokens: int | None, model: Model, field: str) 
     if length + asked > window:
         told = f"This model's maximum context length is {window} tokens: the prompt has {length}"
         told += f", and max_tokens asks for {asked}." if max_tokens else "."
-        raise Refusal(told, field, "context_length_exceeded")
+        raise Refusal(told, "max_tokens" if max_tokens and length < window else field, "context_length_exceeded")
 
 
 async def complete(

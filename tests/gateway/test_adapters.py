@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 import httpx
 import openai
 import pytest
 
+import tartlet
 from tests.gateway.conftest import Gateway
+from tests.gateway.test_keys import until
 
 
 @pytest.fixture
@@ -45,3 +50,36 @@ def test_an_adapter_that_there_is_none_of_is_an_unknown_model(http: httpx.Client
     body = {"model": name, "messages": [{"role": "user", "content": "hi"}]}
     reply = http.post("/v1/chat/completions", json=body)
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+    assert "fake:terse" in reply.json()["error"]["message"]
+
+
+def is_shown(http: httpx.Client, model: str) -> bool:
+    return http.get(f"/v1/models/{model}").status_code == 200
+
+
+def test_the_docs_and_standard_inferlets_use_the_adapter(
+    gateway: Gateway, api: openai.OpenAI, http: httpx.Client, repo: Path
+) -> None:
+    shout = (
+        (repo / "docs/gateway.md")
+        .read_text()
+        .partition("```python\nfrom inferlet import reply\n")[2]
+        .partition("```")[0]
+    )
+    sources = {
+        "adapter-shout": tartlet.Source.python(f"from inferlet import reply\n{shout}"),
+        "adapter-best": tartlet.Source.from_file(repo / "inferlets/std/best_of_n.py"),
+    }
+    with tartlet.Client(gateway.server.address) as client:
+        client.put([tartlet.CatalogueEntry(name, source) for name, source in sources.items()])
+        try:
+            for name in sources:
+                answers = [said(api, f"{model}/{name}") for model in ("fake", "fake:loud", "fake:terse", "fake:loud")]
+                assert answers[1] == answers[3]
+                assert len({tuple(texts) for texts in answers}) == 3
+                assert until(partial(is_shown, http, f"fake:loud/{name}"))
+            assert http.get("/v1/models/fake:none/adapter-best").status_code == 404
+            assert http.get("/v1/models/fake:loud/none").status_code == 404
+        finally:
+            for name in sources:
+                client.delete(name)

@@ -88,7 +88,8 @@ def test_what_is_off_and_what_is_unknown_is_no_reason_to_refuse(http: httpx.Clie
 def test_a_prompt_that_does_not_fit_is_refused_before_any_header(http: httpx.Client, *, stream: bool) -> None:
     window = http.get("/v1/models").json()["data"][0]["max_model_len"]
     reply = http.post(CHAT, json={"messages": MESSAGES, "stream": stream, "max_tokens": window})
-    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "max_tokens")
     assert f"maximum context length is {window}" in reply.json()["error"]["message"]  # clients parse this text
 
 

@@ -90,6 +90,20 @@ def test_no_tool_is_offered_where_none_may_be_called(http: httpx.Client, calling
     assert "tool_calls" not in choice["message"]
 
 
+def test_calls_of_a_conversation_need_no_tools(http: httpx.Client) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    for said in ({"content": None}, {}, {"content": "Let me look."}):
+        history = [{"role": "assistant", "tool_calls": [call], **said},
+                   {"role": "tool", "tool_call_id": "call_1", "content": "noon"}]  # fmt: skip
+        body = {"messages": [{"role": "user", "content": "What time is it?"}, *history], "max_tokens": 4}
+        reply = http.post("/v1/chat/completions", json=body)
+        assert reply.status_code == 200, reply.text
+    items = [{"type": "function_call", "call_id": "call_1", "name": "now", "arguments": "{}"},
+             {"type": "function_call_output", "call_id": "call_1", "output": "noon"}]  # fmt: skip
+    reply = http.post("/v1/responses", json={"input": items, "max_output_tokens": 4})
+    assert reply.status_code == 200, reply.text
+
+
 def test_malformed_arguments_of_an_inferlet_are_its_error(gateway: Gateway, http: httpx.Client) -> None:
     source = "from inferlet import reply\ndef main(args):\n    reply.tool_call('now', '[1]')\n"
     with tartlet.Client(gateway.server.address) as client:

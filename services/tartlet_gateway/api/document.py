@@ -53,7 +53,8 @@ def document(operations: Sequence[Operation]) -> bytes:
             "info": {
                 "title": "Tartlet",
                 "version": "1",
-                "description": "Models, inferlets and programs. `/v1/programs/socket` is a WebSocket.",
+                "description": "Models, inferlets and programs. `/v1/programs/socket` and `/v1/live` are "
+                "WebSockets, which aren't listed here.",
             },
             "security": [{"bearer": []}, {"key": []}, {}],
             "paths": paths,

@@ -11,6 +11,7 @@ import msgspec
 
 from tartlet_common.errors import registry as errors
 from tartlet_common.errors.registry import TartletError
+from tartlet_common.errors.tracebacks import error_line
 from tartlet_gateway.http.exchange import Exchange, Headers
 from tartlet_gateway.runs.events import Refused
 from tartlet_gateway.runs.sessions import BadSessionError
@@ -95,7 +96,7 @@ _STATUSES: Final[dict[type[TartletError], tuple[int, str]]] = {
 
 
 def from_tartlet(error: TartletError) -> ApiError:
-    """Return what a client is told of one of Tartlet's errors; of an inferlet's traceback, the last line.
+    """Return what a client is told of one of Tartlet's errors; of an inferlet's traceback, the line of the error.
 
     Example:
         >>> from tartlet_common.errors.registry import NoEngine
@@ -103,8 +104,8 @@ def from_tartlet(error: TartletError) -> ApiError:
         503
     """
     status, code = _STATUSES.get(type(error), (500, error.name))
-    lines = str(error).strip().splitlines() or [error.name]
-    return ApiError(status, lines[-1] if status == HTTPStatus.INTERNAL_SERVER_ERROR else str(error), code=code or None)
+    told = (error_line(str(error)) or error.name) if status == HTTPStatus.INTERNAL_SERVER_ERROR else str(error)
+    return ApiError(status, told, code=code or None)
 
 
 def from_validation(error: msgspec.ValidationError) -> ApiError:

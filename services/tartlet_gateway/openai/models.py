@@ -29,8 +29,7 @@ class ModelsEndpoint:
             there = await models.list()
             window = {model.name: model.max_position for model in there}
             offered = [ServedModel(n, True, window[n.rpartition("/")[0]]) for n in await models.inferlets()]
-            there = [*there, *adapted(there), *offered]
-            answer = listed(there) if name is None else shown(name, there)
+            answer = listed([*there, *adapted(there), *offered]) if name is None else shown(name, there, offered)
             await exchange.reply(200, msgspec.json.encode(answer), [JSON])
 
 
@@ -39,16 +38,27 @@ def listed(models: list[ServedModel]) -> dict[str, Any]:
     return {"object": "list", "data": [_entry(model) for model in models]}
 
 
-def shown(name: str, models: list[ServedModel]) -> dict[str, Any]:
-    """Return one model in OpenAI's form.
+def shown(name: str, models: list[ServedModel], offered: list[ServedModel]) -> dict[str, Any]:
+    """Return one model in OpenAI's form; an inferlet may be shown with an adapter, as MODEL:ADAPTER/INFERLET.
+
+    Args:
+        name: the one to show.
+        models: those that engines serve.
+        offered: the inferlets of the catalogue, as MODEL/INFERLET.
 
     Raises:
         ApiError: 404, there is none of this name.
     """
-    for model in models:
+    everything = [*models, *adapted(models), *offered]
+    for model in everything:
         if model.name == name:
             return _entry(model)
-    names = ", ".join(model.name for model in models[:20]) or "none"
+    base, _, inferlet = name.rpartition("/")
+    plain = f"{base.rpartition(':')[0]}/{inferlet}"
+    under = next((model for model in adapted(models) if model.name == base), None)
+    if under is not None and any(model.name == plain for model in offered):
+        return _entry(under._replace(name=name))
+    names = ", ".join(model.name for model in everything[:20]) or "none"
     raise ApiError(404, f"No engine serves a model of this name. There are: {names}.", code="model_not_found")
 
 

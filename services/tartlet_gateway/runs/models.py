@@ -73,7 +73,7 @@ def target(asked: str, models: list[ServedModel]) -> Target:
     name, _, inferlet = asked.rpartition("/")
     found = _of_model(asked or models[0].name, "", models) or (_of_model(name, inferlet, models) if inferlet else None)
     if found is None:
-        raise UnknownModel(model=asked, available=list(ready))
+        raise UnknownModel(model=asked, available=[*ready, *(model.name for model in adapted(models))])
     if not ready[found.model]:
         raise NoEngine
     return found

@@ -65,8 +65,10 @@ def _message(given: Any) -> dict[str, Any]:
     if not message.get("tool_calls", True):  # None or empty, as clients of other servers write it
         message = {key: value for key, value in message.items() if key != "tool_calls"}
     content = message.get("content")
-    if isinstance(content, str) or (content is None and "tool_calls" in message):
+    if isinstance(content, str):
         return message
+    if content is None and "tool_calls" in message:
+        return message | {"content": ""}  # templates add it to texts, or look whether it is empty
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         texts = [part.get("text") for part in content]
         if all(isinstance(text, str) for text in texts):

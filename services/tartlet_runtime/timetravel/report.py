@@ -9,6 +9,7 @@ from typing import TextIO
 
 from tartlet_common.abi import Op
 from tartlet_common.errors.registry import Diverged, ProgramFailed, TartletError
+from tartlet_common.errors.tracebacks import error_line
 from tartlet_runtime.abi.commands import Command
 from tartlet_runtime.journal.records import JournalRecord, Kind
 
@@ -63,7 +64,7 @@ class RecordedEnd:
         if self.error is None:
             return f"the result {self.result!r}" if self.result else "no result"
         if isinstance(self.error, ProgramFailed):
-            return f"ProgramFailed: {str(self.error.fields.get('traceback', '')).strip().rpartition(chr(10))[2]}"
+            return f"ProgramFailed: {error_line(str(self.error.fields.get('traceback', '')))}"
         return f"{self.error.name}: {self.error}"
 
 

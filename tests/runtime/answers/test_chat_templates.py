@@ -74,7 +74,9 @@ def test_forms_of_other_servers_clients_are_taken() -> None:
     assert ask(ANY, [{"role": "user", "content": parts}]) == "<user>one\ntwo"
     assert ask("{{ messages[0] | tojson }}", [USER | {"tool_calls": None}]) == json.dumps(USER)
     called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-    assert ask("{{ messages[0] | tojson }}", [called]) == json.dumps(called)
+    assert ask("{{ messages[0] | tojson }}", [called]) == json.dumps(called | {"content": ""})
+    del called["content"]
+    assert ask(ANY, [USER, called]) == "<user>Hi<assistant>"
     assert ask("{{ tools is none }}", [USER], tools=[]) == "True"
 
 

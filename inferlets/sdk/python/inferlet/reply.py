@@ -18,11 +18,12 @@ Example:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from inferlet._calls.program import receive_bytes, send
 from inferlet._contexts.generation import Piece
+from inferlet.context import Context
 
 Reason = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -52,6 +53,26 @@ async def request(args: Sequence[str]) -> dict[str, Any]:
     parts = [await receive_bytes() for _ in range(given[PARTS])]
     whole: dict[str, Any] = json.loads(b"".join(parts))
     return whole
+
+
+def context(request: Mapping[str, Any]) -> Context:
+    """Return a context for a request: with the LoRA adapter of a model named `MODEL:ADAPTER`, and the request's seed.
+
+    Args:
+        request: what `reply.request` returned.
+
+    Raises:
+        InvalidArgument: the model has no such adapter.
+
+    Example:
+        >>> async def main():
+        ...     async with reply.context({"seed": 7}) as ctx:
+        ...         ctx.fill("Hello,")
+        ...         print(len(await ctx.generate_until(max_tokens=2)) > 0)
+        True
+    """
+    seed = request.get("seed")
+    return Context(seed=None if seed is None else seed % (1 << 64), adapter=request.get("adapter"))
 
 
 def delta(text: str, index: int = 0, *, logprobs: Sequence[TokenLogprob] | None = None) -> None:
