@@ -13,6 +13,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from tartlet_common.errors.exit_codes import exit_code
+from tartlet_common.errors.registry import InvalidArgument, TartletError
 from tartlet_control.order.orders import LIVE, ORDERS, Order
 from tartlet_control.placement.policies import PLACEMENTS, Placement
 from tartlet_control.simulation import formats, load
@@ -42,15 +44,13 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         args = _arguments(arguments)
     except (OSError, ValueError) as e:
-        sys.stderr.write(f"tartlet simulate: {e}\n")
-        return 2
+        return _refused(InvalidArgument(argument="--costs", detail=str(e)))
     step = args.fixed_ms / 1e3, args.decode_us / 1e6, args.prefill_us / 1e6
     costs = Costs(*step, args.slots, args.every, args.memory_tokens, args.swap_us / 1e6)
     try:
         traces, past = _load(args, costs, args.load)
-    except (OSError, ValueError) as e:
-        sys.stderr.write(f"tartlet simulate: {e}\n")
-        return 2
+    except TartletError as e:
+        return _refused(e)
 
     def make(name: str) -> Order:
         order = Order(name, starved_at=0.0 if name in ("srpt", "fcfs", "round-robin") else args.beta)
@@ -97,6 +97,11 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _refused(error: TartletError) -> int:
+    sys.stderr.write(f"{error.name}: {error.explained}\n")
+    return exit_code(error)
+
+
 def _plot(args: argparse.Namespace, costs: Costs, names: Sequence[str], make: Callable[[str], Order]) -> None:
     """Draw response times over loads, as Autellix's Figures 12 (mean) and 13 (tail) do."""
     panels: dict[str, dict[str, list[float]]] = {"mean response, s": {}, "99th percentile, s": {}}
@@ -126,9 +131,16 @@ def _load(args: argparse.Namespace, costs: Costs, at: float) -> tuple[list[Trace
 
 
 def _read(path: Path) -> list[Trace]:
-    if path.suffix == ".csv":
-        return formats.azure(path)
-    return formats.read_mooncake(path) if formats.is_mooncake(path) else load.read(path)
+    try:
+        if path.suffix == ".csv":
+            return formats.azure(path)
+        return formats.read_mooncake(path) if formats.is_mooncake(path) else load.read(path)
+    except OSError as e:
+        raise InvalidArgument(argument="--trace", detail=f"{path}: {e.strerror}") from e
+    except UnicodeDecodeError as e:
+        raise InvalidArgument(argument="--trace", detail=f"{path} is no text in UTF-8") from e
+    except ValueError as e:
+        raise InvalidArgument(argument="--trace", detail=str(e)) from e
 
 
 def _print(rows: list[Row], title: str) -> None:
@@ -205,7 +217,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _loads(text: str) -> list[float]:
-    return [_positive(part) for part in text.split(",")]
+    try:
+        return [_positive(part) for part in text.split(",")]
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(f"{text!r} are not numbers above 0 with commas between them") from e
 
 
 def _count(text: str) -> int:

@@ -40,6 +40,8 @@ def azure(path: Path) -> list[Trace]:
                 traces.append(Trace("call", max(0.0, (at - start).total_seconds()), ((call,),)))
             except (KeyError, TypeError, ValueError) as e:
                 raise ValueError(f"{path}, line {number}: not {', '.join(AZURE)}: {e}") from e
+    if not traces:
+        raise ValueError(f"{path} has no rows: write the columns {', '.join(AZURE)}, and a row for each call")
     return sorted(traces, key=lambda t: t.arrival_s)
 
 
@@ -78,9 +80,10 @@ def is_mooncake(path: Path) -> bool:
     with path.open() as file:
         line = next((line for line in file if line.strip()), "")
     try:
-        return "hash_ids" in json.loads(line or "{}")
+        entry = json.loads(line or "{}")
     except ValueError:
         return False
+    return isinstance(entry, dict) and "hash_ids" in entry
 
 
 def read_mooncake(path: Path) -> list[Trace]:

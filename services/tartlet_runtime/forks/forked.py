@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from tartlet_common.abi import Event, Op, Record, decode
-from tartlet_common.errors.registry import ControlLost, Diverged, NotForkable, TartletError
+from tartlet_common.errors.registry import ControlLost, Diverged, NotForkable, TartletError, UnknownModel
 from tartlet_runtime.abi.commands import commands_of
 from tartlet_runtime.abi.guest import Delivery
 from tartlet_runtime.abi.submission import parse
@@ -105,7 +105,11 @@ class ForkedProgram(RecoveredProgram):
             if record.ticket in self._models and record.op == Event.RESULT:
                 self._models.discard(record.ticket)
                 then = json.loads(batch.payload[record.offset : record.offset + record.length])
-                now = json.loads(self._world.ops.model_info(then["index"], self.reach))
+                try:
+                    now = json.loads(self._world.ops.model_info(then["index"], self.reach))
+                except UnknownModel as e:
+                    told = f"it used the model {then['name']!r}, which is not here; available: {e.fields['available']}"
+                    raise NotForkable(why=told) from e
                 if any(then[name] != now[name] for name in _SAME):
                     told = f"model number {then['index']} was {then['name']!r}, and is {now['name']!r} here"
                     raise NotForkable(why=told)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from tartlet_common.abi import RECORD_BYTES
-from tartlet_common.errors.registry import Diverged, TartletError
+from tartlet_common.errors.registry import Diverged, NotForkable, TartletError
 from tartlet_protos import control_pb2
 from tartlet_runtime.abi.guest import FOREVER_US, Delivery
 from tartlet_runtime.abi.submission import parse
@@ -205,7 +205,7 @@ class RecoveredProgram(Program):
 
     def end_after_backlog(self, error: TartletError | None, result: str) -> None:
         """End as the guest has ended, which must not be before its past is over."""
-        if self._rerun.deliveries and not isinstance(error, Diverged):
+        if self._rerun.deliveries and not isinstance(error, Diverged | NotForkable):
             error = Diverged(wait=0, detail="run again, the program ended before it had all that it was told")
         super().end_after_backlog(error, result)
 

@@ -46,7 +46,7 @@ def replay(args: argparse.Namespace) -> int:
     deliveries = [record for record in records if record.kind == Kind.DELIVERY]
     until: int | None = args.until
     if until is not None and until > len(deliveries):
-        raise InvalidArgument(argument="--until", detail=f"the journal has only {len(deliveries)} deliveries")
+        raise InvalidArgument(argument="--until", detail=f"the journal has only {_deliveries(len(deliveries))}")
     source = finding.source(args.source) if args.source else header.source
     header = replace(header, source=source, args=tuple(args.args) if args.args else header.args)
     if args.native:
@@ -115,7 +115,7 @@ def _print_verdict(verdict: Verdict, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(asdict(verdict) | {"path": str(verdict.path)}, ensure_ascii=False) + "\n")
         return
-    lines = [f"{verdict.program_id}  {verdict.status}, {verdict.deliveries} deliveries"]
+    lines = [f"{verdict.program_id}  {verdict.status}, {_deliveries(verdict.deliveries)}"]
     if verdict.status == "can't tell":
         lines.append(f"  {verdict.was}")
     elif verdict.status != "same":
@@ -132,11 +132,12 @@ def list_(args: argparse.Namespace) -> int:
     for _, found in finding.all_in(place.directory):
         header, records = found.parsed.header, found.parsed.records
         end = recorded_end(records)
+        deliveries = sum(record.kind == Kind.DELIVERY for record in records)
         told = {
             "program_id": header.program_id,
             "program": header.name or header.filename,
             "start": header.start_ns / 1e9,
-            "deliveries": sum(record.kind == Kind.DELIVERY for record in records),
+            "deliveries": deliveries,
             "bytes": len(found.data),
             "end": None if end is None else str(end),
         }
@@ -144,8 +145,13 @@ def list_(args: argparse.Namespace) -> int:
             sys.stdout.write(json.dumps(told, ensure_ascii=False) + "\n")
         else:
             end_text = told["end"] or "no end"
-            sys.stdout.write(f"{header.program_id}  {told['program']}  {told['deliveries']} deliveries  {end_text}\n")
+            count = _deliveries(deliveries)
+            sys.stdout.write(f"{header.program_id}  {told['program']}  {count}  {end_text}\n")
     return 0
+
+
+def _deliveries(count: int) -> str:
+    return f"{count} {'delivery' if count == 1 else 'deliveries'}"
 
 
 def export(args: argparse.Namespace) -> int:
@@ -164,7 +170,7 @@ def import_(args: argparse.Namespace) -> int:
 
 def _say(found: finding.Found, where: str) -> int:
     told = sum(record.kind == Kind.DELIVERY for record in found.parsed.records)
-    sys.stderr.write(f"journal of {found.parsed.header.program_id}, {told} deliveries, {where}\n")
+    sys.stderr.write(f"journal of {found.parsed.header.program_id}, {_deliveries(told)}, {where}\n")
     return 0
 
 

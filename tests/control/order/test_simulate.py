@@ -131,3 +131,17 @@ def test_a_file_that_has_no_costs_is_refused(
     assert main(["--costs", str(file)]) == 2
     assert named in capsys.readouterr().err
     assert main(["--costs", str(tmp_path / "nowhere.json")]) == 2
+
+
+@pytest.mark.parametrize(("name", "data"), [("a.jsonl", b"5"), ("a.jsonl", b"\xff"), ("a.jsonl", b""), ("a.csv", b"")])
+def test_a_file_that_is_no_trace_is_a_typed_error(
+    name: str, data: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / name
+    assert main(["--trace", str(trace)]) == 2
+    trace.write_bytes(data)
+    assert main(["--trace", str(trace)]) == 2
+    assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()].count("InvalidArgument") == 2
+    with pytest.raises(SystemExit) as refused:
+        main(["--plot", str(tmp_path / "a.svg"), "--loads", "0.5,x"])
+    assert refused.value.code == 2

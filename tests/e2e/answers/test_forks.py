@@ -165,6 +165,33 @@ async def test_a_journal_that_makes_no_sense_costs_nobody_but_its_fork(keeping: 
         await until_nothing_is_held(client)
 
 
+def with_model(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """Returns a journal whose program was told of another model; `change` keeps the length."""
+    parsed = parse_journal(data, "recorded")
+    changed = data[: parsed.header_bytes]
+    for record in parsed.records:
+        told = (record.digest, change(record.delivery), record.from_control, record.read_to, record.kind)
+        changed += encode_record(crc_of(data[: parsed.header_bytes]), record.clock_ns, *told)
+    return changed
+
+
+async def test_a_fork_names_the_model_that_is_not_there(keeping: Serving) -> None:
+    source = Source.python("from inferlet import get_model\nasync def main(args):\n    return (await get_model()).name")
+    async with client_of(keeping) as client:
+        run = await client.run(spec=LaunchSpec(source=source))
+        name = await result_of(run)
+        data = (keeping.run_dir / "journals" / f"{run.program_id}.journal").read_bytes()
+        others = (
+            with_model(data, lambda told: told.replace(b'"index":0', b'"index":9')),
+            with_model(data, lambda told: told.replace(b'"name":"fake"', b'"name":"fuke"')),
+        )
+        for journal, missing in zip(others, (name, "fuke"), strict=True):
+            assert journal != data
+            with pytest.raises(NotForkable, match=missing):
+                await client.run(spec=LaunchSpec(fork=Fork(1, journal=journal)))
+        await until_nothing_is_held(client)
+
+
 async def result_of(run: tartlet.Run) -> str:
     async for _ in run:
         pass
