@@ -21,24 +21,35 @@ _NORMAL: Final = int(Priority.NORMAL)
 _MOST_GONE: Final = 256
 Ranked = Sequence[Place[CommandQueue]]
 """Queues by rank; the numbers of the places decide between equal ranks."""
+_Cell = list[CommandQueue]
+"""A queue that waits, or nothing once it doesn't, so that what is gone holds no program that has ended."""
 
 
 class Lane:
     """The queues whose head is of one kind."""
 
-    __slots__ = ("_arrivals", "ranking")
+    __slots__ = ("_arrivals", "_cells", "ranking")
 
     def __init__(self, numbers: Iterator[int]) -> None:
         self.ranking: Ranking[CommandQueue] = Ranking(numbers)
-        self._arrivals: list[tuple[float, int, CommandQueue]] = []  # of heads; some are gone
+        self._cells: dict[CommandQueue, _Cell] = {}
+        self._arrivals: list[tuple[float, int, _Cell]] = []  # of heads; some are gone
 
     def add(self, queue: CommandQueue, arrived: float, number: int) -> None:
         """Add a queue whose head arrived then, or note its new head."""
         self.ranking.add(queue, queue.thread)
-        heapq.heappush(self._arrivals, (arrived, number, queue))
+        cell = self._cells.get(queue)
+        if cell is None:
+            cell = self._cells[queue] = [queue]
+        heapq.heappush(self._arrivals, (arrived, number, cell))
         if len(self._arrivals) > _MOST_GONE + 2 * len(self.ranking):
             self._arrivals = [a for a in self._arrivals if self._is_here(a)]
             heapq.heapify(self._arrivals)
+
+    def discard(self, queue: CommandQueue) -> None:
+        """Drop a queue."""
+        self.ranking.discard(queue)
+        self._cells.pop(queue).clear()
 
     def oldest(self) -> float:
         """Return when the oldest head arrived."""
@@ -49,9 +60,10 @@ class Lane:
             heapq.heappop(arrivals)
         return inf
 
-    def _is_here(self, arrival: tuple[float, int, CommandQueue]) -> bool:
-        arrived, _, queue = arrival
-        return queue in self.ranking and bool(queue.pending) and queue.pending[0].arrived == arrived
+    @staticmethod
+    def _is_here(arrival: tuple[float, int, _Cell]) -> bool:
+        arrived, _, cell = arrival
+        return bool(cell) and bool(cell[0].pending) and cell[0].pending[0].arrived == arrived
 
 
 class Waiting:
@@ -83,7 +95,7 @@ class Waiting:
             tenant = queue.program.tenant
             self._tenants[tenant] = self._tenants.get(tenant, 0) + 1
         elif kind != head.kind:
-            self._lanes[kind].ranking.discard(queue)
+            self._lanes[kind].discard(queue)
         self._of[queue] = head.kind
         lane = self._lanes.get(head.kind)
         if lane is None:
@@ -99,7 +111,7 @@ class Waiting:
         kind = self._of.pop(queue, None)
         if kind is None:
             return False
-        self._lanes[kind].ranking.discard(queue)
+        self._lanes[kind].discard(queue)
         self._urgent.pop(queue, None)
         tenant = queue.program.tenant
         self._tenants[tenant] -= 1

@@ -87,6 +87,7 @@ class Ranking(Generic[T]):
             del self._of[program]
             self._due.pop(program, None)
             program.watchers.remove(self.touch)
+        del entry.item, entry.thread  # the entry may stay in `_by_time` for long; what it stood for may end before
 
     def touch(self, program: Program) -> None:
         """Take note that something about a program has changed."""
