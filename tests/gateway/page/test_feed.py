@@ -40,7 +40,7 @@ class Page:
 def test_two_pages_that_are_told_at_different_times_know_the_same_in_the_end(steps: list[Any], joins: int) -> None:
     feed, pages = Feed(), [Page(), Page()]
     views = [feed.open()]
-    assert not views[0].pending, "nothing is known yet, not even whether control is there"
+    assert [v.pending for v in views] == [False], "nothing is known yet, not even whether control is there"
     for at, (what, whole, changed, gone, value) in enumerate(steps):
         if at == joins:
             views.append(feed.open())
