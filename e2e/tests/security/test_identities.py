@@ -26,11 +26,11 @@ PROGRAMS = {
 CATALOGUE = {"Catalogue/Upload", "Catalogue/Put", "Catalogue/Delete", "Catalogue/Get", "Catalogue/List"}
 MAY: dict[str, set[str]] = {
     "client": PROGRAMS,
-    "gateway": {*PROGRAMS, *CATALOGUE, "Control/FetchBlob"},
+    "gateway": {*PROGRAMS, *CATALOGUE, "Control/FetchBlob", "Control/WatchState", "Control/EndSession"},
     "operator": {
         *PROGRAMS,
         *CATALOGUE,
-        *("Control/FetchBlob", "Control/State", "Control/WatchEngines"),
+        *("Control/FetchBlob", "Control/State", "Control/WatchEngines", "Control/WatchState", "Control/EndSession"),
         *("Control/Cordon", "Control/Drain", "Control/Resume", "Control/SetOrder"),
     },
     "runtime": {
