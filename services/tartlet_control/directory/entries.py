@@ -52,7 +52,7 @@ class Named:
 
 
 def texts_field(texts: tuple[str, ...]) -> bytes:
-    """Return the field of something that is known by texts."""
+    """Return the name of an entry in its section, made of the texts that identify the entry."""
     return json.dumps(texts, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 

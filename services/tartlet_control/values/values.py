@@ -1,4 +1,4 @@
-"""What keeps the store's values, and the changes that it takes."""
+"""The interface of a store of tenants' values, and the changes that a store applies."""
 
 from __future__ import annotations
 

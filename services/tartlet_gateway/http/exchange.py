@@ -13,6 +13,8 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 WRITE_S: Final = 30.0
 """How long a client may take to read what is written to it."""
+GOING_AWAY: Final = 1012
+"""The close code of a WebSocket whose gateway stops: connect again, and attach behind the last event."""
 BODY_S: Final = 30.0
 """How long a client may take to send its body."""
 

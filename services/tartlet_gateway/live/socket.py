@@ -9,13 +9,11 @@ from typing import Final
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from tartlet_gateway.http.exchange import WRITE_S
+from tartlet_gateway.http.exchange import GOING_AWAY, WRITE_S
 from tartlet_gateway.http.subprotocol import chosen
 from tartlet_gateway.live.hub import EVERY_S, Hub
 from tartlet_gateway.runs.caller import caller_of
 
-GOING_AWAY: Final = 1012
-"""The close code of a gateway that stops: connect again."""
 MOST_PAGES: Final = 200
 """Pages that may be open at a gateway; others get status 503."""
 MOST_OF_A_TENANT: Final = 50

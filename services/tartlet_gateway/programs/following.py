@@ -11,13 +11,12 @@ import tartlet
 from tartlet_common.errors.registry import TartletError
 from tartlet_gateway.http.exchange import Exchange
 from tartlet_gateway.openai import sse
+from tartlet_gateway.openai.completions import COMMENT_S
 from tartlet_gateway.openai.errors import ApiError
 from tartlet_gateway.programs.errors import TypedError
 from tartlet_gateway.programs.values import event_value
 from tartlet_gateway.runs.caller import caller_of
 
-COMMENT_S: Final = 15.0
-"""A silent stream gets a comment this often."""
 QUIET_S: Final = 1.0
 """The status waits this long for the first event, so that an unknown program is answered with its own status."""
 MAX_OFFSET: Final = (1 << 63) - 1

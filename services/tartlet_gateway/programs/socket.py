@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 import tartlet
 from tartlet_common.errors.registry import TartletError
-from tartlet_gateway.http.exchange import WRITE_S, ClientGoneError
+from tartlet_gateway.http.exchange import GOING_AWAY, WRITE_S, ClientGoneError
 from tartlet_gateway.http.subprotocol import chosen
 from tartlet_gateway.openai.bodies import decoded
 from tartlet_gateway.openai.errors import ApiError
@@ -22,9 +22,6 @@ from tartlet_gateway.programs.values import event_value
 from tartlet_gateway.runs.backends import Backends
 from tartlet_gateway.runs.caller import Caller, caller_of
 from tartlet_gateway.runs.sessions import BadSessionError
-
-GOING_AWAY: Final = 1012
-"""The close code of a gateway that stops: connect again and attach behind the last event."""
 
 
 class LaunchFrame(msgspec.Struct, tag_field="type", tag="launch", forbid_unknown_fields=True):

@@ -74,7 +74,7 @@ def launch_of(past: Past, asked: programs_pb2.LaunchSpec) -> programs_pb2.Launch
 
     Raises:
         NotAllowed: the recorded run can't be run again in the sandbox.
-        InvalidArgument: the launch asks for what a fork can't have.
+        InvalidArgument: a field of the launch is set that a fork can't have.
     """
     header = past.header
     if header.language == common_pb2.Source.NATIVE:
