@@ -34,13 +34,13 @@ def _install_clock(clock: GuestClock) -> None:
         return clock.now_ns() - clock.start_ns
 
     def monotonic() -> float:
-        return monotonic_ns() / _NS
+        return _seconds(monotonic_ns())
 
     def sleep(seconds: float) -> None:
         clock.advance_to(clock.now_ns() + round(seconds * _NS))
 
     def now_s() -> float:
-        return clock.now_ns() / _NS
+        return _seconds(clock.now_ns())
 
     time.time_ns, time.time = clock.now_ns, now_s
     time.sleep = sleep  # type: ignore[assignment]
@@ -56,6 +56,11 @@ def _install_clock(clock: GuestClock) -> None:
     time.strftime = lambda form, *at: strftime(form, *(at or (localtime(),)))
     dt.datetime = _datetime_of(clock)  # type: ignore[misc]
     dt.date = _date_of(now_s)  # type: ignore[misc]
+
+
+def _seconds(ns: int) -> float:
+    """Round as CPython's clocks do: twice, where `ns / _NS` rounds once, so that `repr` gives the same digits."""
+    return float(ns // _NS) if ns % _NS == 0 else float(ns) / 1e9
 
 
 def _of_now(function: Callable[..., Any], now_s: Callable[[], float]) -> Callable[..., Any]:

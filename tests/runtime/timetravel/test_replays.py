@@ -34,6 +34,7 @@ async def main(args):
     async with asyncio.TaskGroup() as group:
         for name in "abc":
             group.create_task(talk(name))
+    send(str([time.time() for _ in range(64)]))  # each in all its digits
     time.sleep(0.001)
     print("slept", time.perf_counter(), file=sys.stderr)
     got = await receive()
