@@ -317,7 +317,7 @@ class Core:
     @property
     def idle(self) -> bool:
         """Whether no engine has anything to do, and no program waits for its place on one."""
-        return not self.runner.has_unplaced and all(batcher.idle for batcher in self.batchers.values())
+        return not self.runner.unplaced and all(batcher.idle for batcher in self.batchers.values())
 
     @property
     def takes_parts(self) -> bool:

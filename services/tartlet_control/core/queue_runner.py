@@ -38,7 +38,8 @@ class QueueRunner:
         self._placing = placing
         self._memory = memory
         self._allocator = Allocator(placing, memory)
-        self._unplaced: dict[CommandQueue, None] = {}  # queues whose head needs an engine, in order of arrival
+        self.unplaced: dict[CommandQueue, None] = {}
+        """Queues whose head waits for its place on an engine, in order of arrival."""
         self._places = False  # whether such queues get one now
         self.grammars = GrammarOps(self._allocator)
         self._tables = TableOps(self._allocator, self.advance)
@@ -124,10 +125,10 @@ class QueueRunner:
         pending, place = queue.pending, queue.place
         while pending and (place.recovery is None or queue.id < 0):  # a suspended program goes on later
             head = pending[0]
-            if place.engine is None and _uses_an_engine(head):
-                if not self._places:
-                    self._unplaced[queue] = None  # until `place_waiting`
-                    return
+            if self._needs_place(place, head):
+                if not self._places or not self._placing.leave(place):
+                    self.unplaced[queue] = None  # until `place_waiting`
+                    break
                 if not self._place(queue):
                     continue
             if head.kind:
@@ -144,16 +145,17 @@ class QueueRunner:
         if engine is not None and engine in self._batchers:
             self._batchers[engine].unready(queue)
 
-    @property
-    def has_unplaced(self) -> bool:
-        """Whether a program waits for its place on an engine."""
-        return bool(self._unplaced)
+    def _needs_place(self, place: Place, head: Command) -> bool:
+        if place.engine is not None and (head.kind or place.rows):
+            return False
+        uses = head.kind or type(head) is Alloc or (type(head) is Table and head.new_rows)
+        return bool(uses) and (place.engine is None or self._placing.goes_anew(place, head))
 
     def place_waiting(self) -> None:
         """Place programs that need an engine, once all that they have sent so far is known to their placement."""
-        if not self._unplaced:
+        if not self.unplaced:
             return
-        queues, self._unplaced, self._places = self._unplaced, {}, True
+        queues, self.unplaced, self._places = self.unplaced, {}, True
         self._placing.begin(max((q.pending[0].arrived for q in queues if q.pending), default=0.0))
         for queue in queues:
             if queue.program.live:
@@ -387,10 +389,6 @@ class QueueRunner:
             elif type(command) is not Barrier:
                 self.refuse(command)
             self.gone(queue.place, command)
-
-
-def _uses_an_engine(command: Command) -> bool:
-    return bool(command.kind) or type(command) is Alloc or (type(command) is Table and bool(command.new_rows))
 
 
 def was_told(command: Command) -> bool:

@@ -11,6 +11,8 @@ from tartlet_control.placement.view import EngineView, Hints, View
 
 SHORT_TOKENS: Final = 2048
 """Autellix's bound between calls that may go anywhere and calls that stay with their program (Algorithm 2)."""
+_ANEW: Final = frozenset({"autellix", "locality"})
+"""They weigh what a program leaves behind. The others let a program stay, where the rows of its contexts are cached."""
 _USUAL_TOKEN_S: Final = 1e-4
 """Device time of a prompt's token where none was measured yet."""
 
@@ -29,19 +31,24 @@ class Placement:
     short_tokens: int = SHORT_TOKENS
     """`autellix`: a call of at most so many tokens goes to the engine with the fewest calls."""
 
+    @property
+    def places_anew(self) -> bool:
+        """Whether a program's next context may go elsewhere, once the program holds nothing where it was."""
+        return self.name in _ANEW
+
     def place(self, view: View, hints: Hints) -> str:
         """Return the id of the engine that a context takes; `view` has at least one."""
         return PLACEMENTS[self.name](self, view, hints).id
 
 
-def _by_calls(engine: EngineView) -> tuple[int, int]:
-    return engine.calls, engine.programs
+def _by_calls(engine: EngineView, hints: Hints) -> tuple[int, int, bool]:
+    return engine.calls, engine.programs, engine.id != hints.last
 
 
 def least_used(_: Placement, view: View, hints: Hints) -> EngineView:
     """Choose the engine with the fewest calls, of those that have the pages, if any has."""
     roomy = [e for e in view.engines if e.free_pages >= hints.pages]
-    return min(roomy or view.engines, key=_by_calls)
+    return min(roomy or view.engines, key=lambda e: _by_calls(e, hints))
 
 
 def round_robin(_: Placement, view: View, _hints: Hints) -> EngineView:
@@ -52,7 +59,7 @@ def round_robin(_: Placement, view: View, _hints: Hints) -> EngineView:
 def autellix(placement: Placement, view: View, hints: Hints) -> EngineView:
     """Choose as Autellix's Algorithm 2 does: short calls go where the fewest are, long ones to their program's engine.
 
-    The first long call of a program goes where the fewest calls are.
+    The first long call of a program goes where the fewest calls are, and that engine is the program's from then on.
     """
     if hints.tokens > placement.short_tokens:
         for engine in view.engines:
@@ -69,10 +76,10 @@ def locality(_: Placement, view: View, hints: Hints) -> EngineView:
     """
     token_s = max(engine.token_s for engine in view.engines) or _USUAL_TOKEN_S
 
-    def done_s(engine: EngineView) -> tuple[bool, float, int, int]:
+    def done_s(engine: EngineView) -> tuple[bool, float, int, int, bool]:
         missing = max(0, hints.tokens - engine.held_tokens)
         full = engine.free_pages < hints.pages and engine.held_tokens < hints.tokens
-        return (full, engine.waiting_s + missing * token_s, *_by_calls(engine))
+        return (full, engine.waiting_s + missing * token_s, *_by_calls(engine, hints))
 
     return min(view.engines, key=done_s)
 

@@ -44,12 +44,14 @@ class Hints:
     Attributes:
         tokens: of the call with which the context begins.
         pages: that it asks for.
-        home: the engine of its program's other contexts; "" if there is none.
+        home: the engine to which its program's long contexts went; "" if it had none.
+        last: the engine where its program's last context was; "" if this is the first.
     """
 
     tokens: int = 0
     pages: int = 0
     home: str = ""
+    last: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ class _Fleet:
         view = View(tuple(server.view(self.costs) for server in self.servers.values()), self.placed)
         self.placed += 1
         name = self.placement.place(view, Hints(tokens, home=run.home))
-        if tokens > self.placement.short_tokens or not run.home:
+        if tokens > self.placement.short_tokens:
             run.home = name
         return self.servers[name]
 

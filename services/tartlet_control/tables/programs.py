@@ -86,14 +86,18 @@ class Place:
     """
 
     __slots__ = (
-        "book", "engine", "grammars", "held", "kept", "kept_on", "log", "lost", "made_at_s", "model", "program",
-        "recovery", "replay", "rows", "tables", "until",
+        "book", "engine", "grammars", "held", "home", "kept", "kept_on", "last", "log", "long", "lost", "made_at_s",
+        "model", "program", "recovery", "replay", "rows", "sent_before", "tables", "until",
     )  # fmt: skip
 
     def __init__(self, program: ProgramState, model: ServedModel) -> None:
         self.program = program
         self.model = model
         self.engine: EngineState | None = None  # until its first allocation or engine command
+        self.sent_before = 0  # commands of its queues that were sent before it took the engine
+        self.long = False  # whether its context there began with many tokens (Autellix, Algorithm 2)
+        self.home = ""  # the engine where its last long context was; "": it had none
+        self.last = ""  # the engine where its last context was
         self.held: Held = ({}, {}, {})
         self.tables: dict[int, PageTable] = {}
         """By the program's own numbers. Numbers below 0 are shares that a TABLE of another queue has not taken yet."""

@@ -30,9 +30,9 @@ RARE = ("lose engine", "join engine", "join engine", "reconnect", "lose runtime"
 class World:
     """A host to which random things happen."""
 
-    def __init__(self, pick: random.Random, policy: str) -> None:
+    def __init__(self, pick: random.Random, policy: str, placement: str = "least-used") -> None:
         self.pick = pick
-        self.host = Host(OPTIONS, engines=2, batching=policy, runtime_grace_s=1.0)
+        self.host = Host(OPTIONS, engines=2, batching=policy, runtime_grace_s=1.0, placement=placement)
         self.engines = 2
         self.lost: set[str] = set()  # programs whose runtime left them
 
@@ -162,7 +162,7 @@ class World:
 @pytest.mark.parametrize("seed", range(15))
 def test_nothing_leaks_and_everybody_is_told(seed: int, policy: str) -> None:
     pick = random.Random(seed)
-    world = World(pick, policy)
+    world = World(pick, policy, pick.choice(["least-used", "autellix"]))
     host = world.host
     world.act("start")
     for _ in range(200):

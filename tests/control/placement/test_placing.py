@@ -138,6 +138,7 @@ def test_an_engine_is_relieved_only_once_it_was_overloaded_for_long() -> None:
 @pytest.mark.parametrize("placement", sorted(PLACEMENTS))
 def test_only_locality_computes_each_prompt_once(placement: str) -> None:
     host = Host(replace(OPTIONS, num_pages=256, max_batch_commands=16), engines=2, placement=placement)
+    host.device_s = 0.01
     prompts = [[group * 100 + n for n in range(40)] for group in range(2)]
     for turn in range(12):
         begin(host, prompts[turn % 3 % 2])  # it stays, so that the engines differ in load
@@ -149,3 +150,101 @@ def test_only_locality_computes_each_prompt_once(placement: str) -> None:
         assert computed <= once
     else:
         assert once < computed <= once + 2 * 40
+
+
+def converse(guest: Guest, prompt: list[int], tokens: int = 3) -> str:
+    """Compute one context, close it before its engine has answered, and return the engine."""
+    count = len(prompt)
+    guest.table(0, new=-(-(count + tokens) // 4))
+    guest.alloc(Op.ALLOC_EMB, range(count + 1))
+    guest.alloc(Op.ALLOC_SLOT, [0])
+    guest.embed(list(range(count)), prompt, list(range(count)))
+    guest.forward_table(0, 0, list(range(count)), [count])
+    sampled = guest.sample(count, 0)
+    for at in range(count, count + tokens - 1):
+        guest.embed([count], [0], [at], slots=True)
+        guest.forward_table(0, at, [count], [count])
+        guest.sample(count, 0)
+    guest.host.pump()
+    while guest.host.answer() and not guest.answered(sampled):
+        guest.host.pump()
+    where = engine_of(guest)
+    guest.table(0)
+    guest.alloc(Op.DEALLOC_EMB, range(count + 1))
+    guest.alloc(Op.DEALLOC_SLOT, [0])
+    return where
+
+
+SHORT, LONG = PROMPT[:4], PROMPT * 2
+ROOMY = replace(OPTIONS, max_batch_commands=64)
+
+
+def load_only(host: Host, engine_id: str, programs: int) -> list[Guest]:
+    """Place programs with a call each on one engine; those of the others move there as well."""
+    others = [engine.id for engine, _ in host.engines if engine.id != engine_id]
+    for other in others:
+        host.core.cordon(other)
+    guests = [begin(host) for _ in range(programs)]
+    host.run()
+    for other in others:
+        host.core.resume(other)
+    return guests
+
+
+def test_algorithm_2_places_each_context_of_a_program_that_holds_nothing() -> None:
+    host = Host(ROOMY, engines=3, placement="autellix", placement_short_tokens=8)
+    guest = host.start()
+    first = converse(guest, SHORT)
+    load_only(host, first, 3)
+    home = converse(guest, LONG)
+    load_only(host, home, 6)
+    wheres = [converse(guest, prompt) for prompt in (LONG, SHORT, LONG, SHORT)]
+    host.run()
+    assert home != first, "the first long context goes where the fewest calls are"
+    assert wheres[0] == wheres[2] == home, "long contexts return to their program's engine"
+    assert home not in {wheres[1], wheres[3]}, "short ones go where the fewest calls are"
+    host.check_idle()
+    alone = Host(ROOMY)
+    lone = alone.start()
+    for prompt in (SHORT, LONG, LONG, SHORT, LONG, SHORT):
+        converse(lone, prompt)
+    alone.run()
+    assert guest.tokens() == lone.tokens(), "an answer doesn't depend on the engine"
+    for each in list(host.guests.values()):
+        host.end(each)
+    assert [engine.program_ids for engine, _ in host.engines] == [{}, {}, {}]
+    host.check_idle()
+
+
+@pytest.mark.parametrize("placement", ["least-used", "round-robin"])
+def test_other_placements_decide_once_for_a_program(placement: str) -> None:
+    host = Host(ROOMY, engines=3, placement=placement)
+    guest = host.start()
+    home = converse(guest, SHORT)
+    load_only(host, home, 6)
+    assert {converse(guest, prompt) for prompt in (LONG, SHORT, LONG)} == {home}
+
+
+def test_a_program_that_holds_anything_stays_where_it_is() -> None:
+    host = Host(replace(ROOMY, num_slots=4), engines=2, placement="autellix")
+    guest = host.start()
+    converse(guest, SHORT)
+    guest.alloc(Op.ALLOC_EMB, [60])
+    host.run()
+    [kept] = [engine.id for engine, _ in host.engines if guest.program_id in engine.program_ids]
+    begun = load_only(host, kept, 2)
+    assert converse(guest, SHORT) == kept, "it holds an embed"
+    guest.alloc(Op.DEALLOC_EMB, [60])
+    host.run()
+    for each in begun:
+        each.alloc(Op.ALLOC_SLOT, [1])  # all slots of that engine are taken now
+    host.run()
+    [elsewhere] = {"e0", "e1"} - {kept}
+    waits = guest.alloc(Op.ALLOC_SLOT, [7, 8], wait=True)
+    host.run()
+    assert engine_of(guest) == elsewhere
+    assert guest.answered(waits)
+    for each in list(host.guests.values()):
+        host.end(each)
+    assert [engine.program_ids for engine, _ in host.engines] == [{}, {}]
+    host.check_idle()

@@ -11,16 +11,18 @@ from tartlet_control.calls.forward import Forward
 from tartlet_control.calls.kv import Alloc
 from tartlet_control.calls.registry import RUNS_LAYERS
 from tartlet_control.calls.tables import Table
-from tartlet_control.core.lifecycle import Lifecycle
+from tartlet_control.core.lifecycle import Lifecycle, free_place
+from tartlet_control.core.places.memory import all_queues, queues
 from tartlet_control.core.pool_orders import PoolOrders
 from tartlet_control.order.book import Thread
 from tartlet_control.placement.policies import Placement
 from tartlet_control.placement.view import Beginning, EngineView, HeldTokens, Hints, View, nothing_held
+from tartlet_control.rebuild.logs import settle
 from tartlet_control.sharing.reuse import adapter_digest
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.models import ServedModel
-from tartlet_control.tables.programs import Command, CommandQueue, Place
+from tartlet_control.tables.programs import Command, Place
 
 ACTIVE_S: Final = 1.0
 """A thread that was idle for longer doesn't count as a call."""
@@ -66,6 +68,8 @@ class Placing:
             self._turns[model] = turn + 1
             policy = self.policy(model)
             hints = self._hints(place)
+            place.sent_before = _num_sent(place)
+            place.long = hints.tokens > policy.short_tokens
             held = (self.held if policy.name == "locality" else nothing_held)(self._beginning(place))
             views = (self.view(e, held.get(e.id, 0), full=policy.name == "locality") for e in engines.values())
             view = View(tuple(sorted(views, key=lambda e: e.id)), turn)
@@ -73,6 +77,43 @@ class Placing:
         if chosen in self._calls:
             self._calls[chosen] += 1
         return chosen
+
+    # ---- contexts after the first -----------------------------------------------------------------------------------
+
+    def goes_anew(self, place: Place, head: Command) -> bool:
+        """Return whether the engine of the context that a command begins is to be chosen anew.
+
+        The program holds nothing where it is, so nothing has to be made again elsewhere. `leave` comes next.
+        """
+        if head.kind or place.rows or any(place.held) or place.grammars or place.replay is not None:
+            return False
+        model = place.model
+        if _num_sent(place) == place.sent_before:
+            return False  # the context hasn't begun: its first command waits for room
+        several = len(model.engines) > 1 and len(model.candidates(place.program.reach)) > 1
+        return several and self.policy(model).places_anew and not any(q.poison for q in all_queues(place))
+
+    def leave(self, place: Place) -> bool:
+        """Take a place that holds nothing off its engine. Returns False as long as the engine owes it answers."""
+        engine = place.engine
+        if engine is None:
+            return True
+        settle(place)
+        if place.log or any(queue.dispatched > queue.settled for queue in all_queues(place)):
+            return False
+        batcher, since = self._lifecycle.batchers[engine], self._now - ACTIVE_S
+        if engine in self._calls:
+            self._calls[engine] -= sum(_is_active(queue.thread, since) for queue in place.program.queues.values())
+        free_place(place, engine)
+        place.engine, place.last = None, engine.id
+        if place.long:
+            place.home = engine.id
+        for queue in all_queues(place):
+            batcher.forget(queue)
+            queue.lane = -1
+        return True
+
+    # ---- what a placement is told -----------------------------------------------------------------------------------
 
     def policy(self, model: ServedModel) -> Placement:
         """Return the placement of a model: that of the first of its pools with one, or control's own."""
@@ -114,8 +155,7 @@ class Placing:
                 pages += command.new_rows
             elif type(command) is Alloc and command.pool == PAGES:
                 pages += len(command.ids)
-        others = [p.engine for p in place.program.places.values() if p.engine is not None and p.model is place.model]
-        return Hints(tokens, pages, others[0].id if others else "")
+        return Hints(tokens, pages, place.home, place.last)
 
     @staticmethod
     def _beginning(place: Place) -> Beginning:
@@ -144,13 +184,13 @@ def _is_active(thread: Thread, since: float) -> bool:
     return thread.active and (thread.idle_since is None or thread.idle_since >= since)
 
 
+def _num_sent(place: Place) -> int:
+    return sum(queue.dispatched for queue in all_queues(place))
+
+
 def _first_commands(place: Place) -> Iterator[Command]:
     """Yield what waits in the first queue of a place that has anything."""
-    for queue in _queues(place):
+    for queue in queues(place):
         if queue.pending:
             yield from queue.pending
             return
-
-
-def _queues(place: Place) -> list[CommandQueue]:
-    return [queue for queue in place.program.queues.values() if queue.place is place and queue.id >= 0]
