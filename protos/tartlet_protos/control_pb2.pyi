@@ -942,6 +942,55 @@ class StateChange(_message.Message):
 Global___StateChange: _TypeAlias = StateChange  # noqa: Y015
 
 @_typing.final
+class WatchProgramRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRAM_ID_FIELD_NUMBER: _builtins.int
+    EVERY_S_FIELD_NUMBER: _builtins.int
+    program_id: _builtins.str
+    every_s: _builtins.float
+    """0.1 to 60; other values count as the nearer bound"""
+    def __init__(
+        self,
+        *,
+        program_id: _builtins.str = ...,
+        every_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["every_s", b"every_s", "program_id", b"program_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchProgramRequest: _TypeAlias = WatchProgramRequest  # noqa: Y015
+
+@_typing.final
+class ProgramTrace(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    json: _builtins.str
+    """the first: {"trace_id": hex or ""}; the others: {"calls": [...], "left_out": number}"""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """in place of the rest"""
+
+    def __init__(
+        self,
+        *,
+        json: _builtins.str = ...,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "json", b"json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProgramTrace: _TypeAlias = ProgramTrace  # noqa: Y015
+
+@_typing.final
 class WatchEnginesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -55,6 +55,11 @@ class ControlStub:
                 request_serializer=tartlet_dot_v1_dot_control__pb2.WatchStateRequest.SerializeToString,
                 response_deserializer=tartlet_dot_v1_dot_control__pb2.StateChange.FromString,
                 _registered_method=True)
+        self.WatchProgram = channel.unary_stream(
+                '/tartlet.v1.Control/WatchProgram',
+                request_serializer=tartlet_dot_v1_dot_control__pb2.WatchProgramRequest.SerializeToString,
+                response_deserializer=tartlet_dot_v1_dot_control__pb2.ProgramTrace.FromString,
+                _registered_method=True)
         self.Locate = channel.unary_unary(
                 '/tartlet.v1.Control/Locate',
                 request_serializer=tartlet_dot_v1_dot_control__pb2.LocateRequest.SerializeToString,
@@ -119,6 +124,12 @@ class ControlServicer:
     def WatchState(self, request, context):
         """The engines and programs that the caller may see: all of them at once, then what has changed, at most every `every_s`.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchProgram(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -193,6 +204,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.WatchState,
                     request_deserializer=tartlet_dot_v1_dot_control__pb2.WatchStateRequest.FromString,
                     response_serializer=tartlet_dot_v1_dot_control__pb2.StateChange.SerializeToString,
+            ),
+            'WatchProgram': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchProgram,
+                    request_deserializer=tartlet_dot_v1_dot_control__pb2.WatchProgramRequest.FromString,
+                    response_serializer=tartlet_dot_v1_dot_control__pb2.ProgramTrace.SerializeToString,
             ),
             'Locate': grpc.unary_unary_rpc_method_handler(
                     servicer.Locate,
@@ -338,6 +354,33 @@ class Control:
             '/tartlet.v1.Control/WatchState',
             tartlet_dot_v1_dot_control__pb2.WatchStateRequest.SerializeToString,
             tartlet_dot_v1_dot_control__pb2.StateChange.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchProgram(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tartlet.v1.Control/WatchProgram',
+            tartlet_dot_v1_dot_control__pb2.WatchProgramRequest.SerializeToString,
+            tartlet_dot_v1_dot_control__pb2.ProgramTrace.FromString,
             options,
             channel_credentials,
             insecure,

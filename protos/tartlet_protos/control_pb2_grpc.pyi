@@ -41,6 +41,7 @@ class ControlStub:
     """
     WatchState: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchStateRequest, _control_pb2.StateChange]
     """The engines and programs that the caller may see: all of them at once, then what has changed, at most every `every_s`."""
+    WatchProgram: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchProgramRequest, _control_pb2.ProgramTrace]
     Locate: _grpc.UnaryUnaryMultiCallable[_control_pb2.LocateRequest, _control_pb2.LocateReply]
     """Which runtime has a program and how many pages the program holds, and all connected runtimes."""
     Cordon: _grpc.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]
@@ -68,6 +69,7 @@ class ControlAsyncStub(ControlStub):
     """
     WatchState: _aio.UnaryStreamMultiCallable[_control_pb2.WatchStateRequest, _control_pb2.StateChange]  # type: ignore[assignment]
     """The engines and programs that the caller may see: all of them at once, then what has changed, at most every `every_s`."""
+    WatchProgram: _aio.UnaryStreamMultiCallable[_control_pb2.WatchProgramRequest, _control_pb2.ProgramTrace]  # type: ignore[assignment]
     Locate: _aio.UnaryUnaryMultiCallable[_control_pb2.LocateRequest, _control_pb2.LocateReply]  # type: ignore[assignment]
     """Which runtime has a program and how many pages the program holds, and all connected runtimes."""
     Cordon: _aio.UnaryUnaryMultiCallable[_control_pb2.EngineAction, _control_pb2.EngineActionReply]  # type: ignore[assignment]
@@ -116,6 +118,13 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.StateChange], _abc.AsyncIterator[_control_pb2.StateChange]]:
         """The engines and programs that the caller may see: all of them at once, then what has changed, at most every `every_s`."""
+
+    @_abc_1.abstractmethod
+    def WatchProgram(
+        self,
+        request: _control_pb2.WatchProgramRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.ProgramTrace], _abc.AsyncIterator[_control_pb2.ProgramTrace]]: ...
 
     @_abc_1.abstractmethod
     def Locate(

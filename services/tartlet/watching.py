@@ -1,14 +1,15 @@
-"""Follows the state of control: which engines there are, which programs run, and how both change."""
+"""Follows the state of control: which engines there are, which programs run, and what one program calls."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 from tartlet._calls import translated
 from tartlet.client import AsyncClient
+from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import control_pb2, control_pb2_grpc
 
 
@@ -53,3 +54,26 @@ async def watch_state(client: AsyncClient, every_s: float = 0.25) -> AsyncIterat
                 list(change.engines_gone),
                 list(change.programs_gone),
             )
+
+
+async def watch_program(
+    client: AsyncClient, program_id: str, every_s: float = 0.25
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the calls of a program that engines answer from now on, at most every `every_s` seconds, until it ends.
+
+    The first value is `{"trace_id": hex}`, "" if the program isn't traced. The others are `{"calls": [...],
+    "left_out": number of calls that came too fast}`. A call has `queue`, `call`, `tokens`, `engine`, `step`, the number
+    of `commands` in that step, and `arrived_s`, `sent_s` and `answered_s`, in seconds from the program's start.
+
+    Raises:
+        UnknownProgram: no such program runs, or the client may not see it.
+        Unavailable: control is away.
+        PermissionDenied: over TLS, the client is neither a gateway nor an operator.
+    """
+    stub = control_pb2_grpc.ControlStub(client._control())  # noqa: SLF001 - one part of the client in two files
+    with translated(client.control_address):
+        request = control_pb2.WatchProgramRequest(program_id=program_id, every_s=every_s)
+        async for told in stub.WatchProgram(request, metadata=client._metadata):  # noqa: SLF001
+            if (error := error_from_proto(told.error)) is not None:
+                raise error
+            yield json.loads(told.json)

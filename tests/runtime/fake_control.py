@@ -139,6 +139,9 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
         yield control_pb2.StateChange(json='{"engines": [], "programs": [], "totals": {}}', whole=True)
         await asyncio.Event().wait()
 
+    async def WatchProgram(self, request: Any, context: Any) -> AsyncIterator[control_pb2.ProgramTrace]:
+        yield control_pb2.ProgramTrace(json='{"trace_id": ""}')
+
     async def Cordon(self, request: Any, context: Any) -> control_pb2.EngineActionReply:
         return control_pb2.EngineActionReply()
 

@@ -40,6 +40,7 @@ ACCESS: dict[str, frozenset[str]] = {
     "/tartlet.v1.Control/State": frozenset({"runtime", "operator"}),
     "/tartlet.v1.Control/WatchEngines": _OPERATORS,
     "/tartlet.v1.Control/WatchState": frozenset({"gateway", "operator"}),
+    "/tartlet.v1.Control/WatchProgram": frozenset({"gateway", "operator"}),
     "/tartlet.v1.Control/Cordon": _OPERATORS,
     "/tartlet.v1.Control/Drain": _OPERATORS,
     "/tartlet.v1.Control/Resume": _OPERATORS,

@@ -37,6 +37,8 @@ class Settler:
         self.settled_on: Callable[[EngineState], None]
         """Called with the engine of each settled step, before `on_settled`."""
         self.on_settled: Callable[[EngineState, SentStep, StepResult, float], None] | None = None
+        self.on_watched: Callable[[EngineState, SentStep, StepResult, float], None] | None = None
+        """As `on_settled`, while somebody looks at steps."""
 
     def settle(self, engine: EngineState, batcher: Batcher, result: StepResult, now: float) -> None:
         """Account for one step.
@@ -58,6 +60,8 @@ class Settler:
         self.settled_on(engine)
         if self.on_settled is not None:
             self.on_settled(engine, sent, result, now)
+        if self.on_watched is not None:
+            self.on_watched(engine, sent, result, now)
 
     def _settle_batch(
         self, engine: EngineState, commands: list[Command], answers: BatchResult, values: Iterable[Value]

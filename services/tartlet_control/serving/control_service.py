@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import logging
@@ -35,35 +34,25 @@ from tartlet_control.serving.core_loop import CoreLoop, RuntimeLink
 from tartlet_control.serving.ends import in_place_of
 from tartlet_control.serving.frames import found, frames_of, kept, orphans_of, start_request
 from tartlet_control.serving.specs import known_model
-from tartlet_control.serving.state import engines_of, state_of
+from tartlet_control.serving.state import state_of
 from tartlet_control.serving.tokenizers import Tokenizers
-from tartlet_control.serving.watching.changes import Changes
+from tartlet_control.serving.watching.service import WatchService
 from tartlet_control.tables.programs import RuntimeSession
-from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
+from tartlet_protos import common_pb2, control_pb2
 
 log = logging.getLogger("tartlet.control")
 
 _PEER: Final = "runtime"
 _CHUNK_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.05
-_WATCH_S: Final = (0.1, 600.0)
-"""Bounds of how often a watcher of engines is told that nothing has changed."""
-_PROGRAMS_S: Final = 10.0
-"""Delay after which a watcher is told of other numbers of programs."""
-_SHOW_S: Final = 60.0
-"""Seconds between the changes that a watcher of the state is told, at most."""
-_WORK_S: Final = 1.0
-"""Delay after which a watcher is told how much work waits."""
-
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
-class ControlService(control_pb2_grpc.ControlServicer):
+class ControlService(WatchService):
     """Serves one stream for each runtime. The parts of a frame take effect in field order."""
 
     def __init__(self, loop: CoreLoop, tokenizers: Tokenizers, catalogue: Catalogue, sockets: FrameListener) -> None:
-        self._loop = loop
-        self._core = loop.core
+        super().__init__(loop)
         self._restorer = Restorer(loop.core)
         self._tokenizers = tokenizers
         self._catalogue = catalogue
@@ -266,39 +255,6 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def State(self, request: control_pb2.StateRequest, context: Context) -> control_pb2.StateReply:  # noqa: N802
         """Return everything that `tartlet ps`, `top` and `doctor` show."""
         return control_pb2.StateReply(json=json.dumps(state_of(self._core, scope_of(context))))
-
-    async def WatchEngines(  # noqa: N802
-        self, request: control_pb2.WatchEnginesRequest, context: Context
-    ) -> AsyncIterator[control_pb2.EnginesReply]:
-        """Yield the engines now, after each change, and at intervals in any case, until the caller goes."""
-        every_s = max(_WATCH_S[0], min(_WATCH_S[1], request.every_s))
-        told, told_s = None, 0.0
-        programs, counted_s = dict[str, int](), 0.0
-        with self._loop.watching_engines() as changed:
-            while True:
-                now = self._core.clock.now()
-                if changed.is_set() or told is None or now - counted_s >= _PROGRAMS_S:
-                    programs, counted_s = {e.id: len(e.program_ids) for e in self._core.engines.values()}, now
-                changed.clear()
-                reply = engines_of(self._core, programs)
-                if reply != told or now - told_s >= every_s:
-                    told, told_s = reply, now
-                    yield reply
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(_WORK_S, _PROGRAMS_S, told_s + every_s - now)):
-                        await changed.wait()
-
-    async def WatchState(  # noqa: N802
-        self, request: control_pb2.WatchStateRequest, context: Context
-    ) -> AsyncIterator[control_pb2.StateChange]:
-        """Yield the state that the caller may see, then its changes, until the caller goes."""
-        every_s = max(_WATCH_S[0], min(_SHOW_S, request.every_s))
-        changes = Changes(self._core, scope_of(context))
-        while True:
-            change = await changes.next()
-            if change is not None:
-                yield change
-            await asyncio.sleep(every_s)
 
     async def Locate(  # noqa: N802
         self, request: control_pb2.LocateRequest, context: Context

@@ -105,6 +105,7 @@ def _programs(backends: Backends, stopped: asyncio.Event) -> list[Operation]:
     ended = (("ended", "true: also programs that have ended"),)
     offset = (("offset", "the number of the first event; the header Last-Event-ID goes on behind an event"),)
     wait = (("wait_s", f"how long to wait, at most {handlers.MAX_WAIT_S:g} s; then status 202"),)
+    every = (("every_s", "seconds between events, 0.1 to 60; 0.25 if it is left out"),)
     reason = (("reason", "told to the program's clients"),)
     both = (JSON, EVENTS)
     return [
@@ -124,6 +125,9 @@ def _programs(backends: Backends, stopped: asyncio.Event) -> list[Operation]:
         Operation("DELETE", one, of(handlers.kill), "End a program.", query=reason),
         Operation(
             "GET", f"{one}/events", of(handlers.events), "Follow a program's output.", query=offset, replies=(EVENTS,)
+        ),
+        Operation(
+            "GET", f"{one}/trace", of(handlers.trace), "Follow a program's calls.", query=every, replies=(EVENTS,)
         ),
         Operation("GET", f"{one}/result", of(handlers.result), "Wait for a program's end.", query=wait),
         Operation("POST", f"{one}/messages", of(handlers.send), "Send a message to a program.", Message),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 import msgspec
@@ -75,6 +76,36 @@ async def follow(exchange: Exchange, run: tartlet.Run, opening: bytes = b"") -> 
         await exchange.write(encoded({"type": "error", **TypedError(e).body}))
     finally:
         run.cancel()
+    await exchange.write(b"", more=False)
+
+
+async def follow_calls(exchange: Exchange, told: AsyncGenerator[dict[str, Any], None]) -> None:
+    """Write a program's calls to its end: events `trace`, then `calls`.
+
+    Raises:
+        TartletError: the calls can't be followed, and nothing was written yet.
+    """
+    asked: asyncio.Future[dict[str, Any] | None] | None = None
+    try:
+        while True:
+            asked = asked or asyncio.ensure_future(anext(told, None))
+            done, _ = await asyncio.wait([asked], timeout=COMMENT_S if exchange.started else QUIET_S)
+            if not done:  # the generator would end if it were cancelled
+                await _write(exchange, sse.COMMENT)
+                continue
+            value, asked = asked.result(), None
+            if value is None:
+                break
+            await _write(exchange, encoded({"type": "calls" if "calls" in value else "trace", **value}))
+    except TartletError as e:
+        if not exchange.started:
+            raise
+        await exchange.write(encoded({"type": "error", **TypedError(e).body}))
+    finally:
+        if asked is not None:
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        await told.aclose()
     await exchange.write(b"", more=False)
 
 

@@ -9,9 +9,10 @@ from typing import Any, Final
 import msgspec
 
 import tartlet
+from tartlet.watching import watch_program
 from tartlet_common.errors.registry import UnknownProgram
 from tartlet_gateway.programs.endpoint import Call
-from tartlet_gateway.programs.following import encoded, follow, offset_of
+from tartlet_gateway.programs.following import encoded, follow, follow_calls, offset_of
 from tartlet_gateway.programs.requests import Entry, Launch, Program, message_of, program_of
 from tartlet_gateway.programs.values import end_value, entry_value, event_value, info_value
 from tartlet_gateway.runs.sessions import own_session
@@ -70,6 +71,13 @@ async def events(call: Call) -> None:
     call.caller.program_id = call.name
     offset = offset_of(call.exchange.header(b"last-event-id"), call.query("offset"))
     await follow(call.exchange, await call.client.attach(call.name, offset))
+
+
+async def trace(call: Call) -> None:
+    """Follow a program's calls."""
+    call.caller.program_id = call.name
+    every_s = call.number("every_s", 0.25, 60.0)
+    await follow_calls(call.exchange, watch_program(call.client, call.name, every_s))
 
 
 async def result(call: Call) -> Answer:

@@ -7,9 +7,11 @@ import json
 import random
 from typing import Any
 
+from tartlet_common.abi import Op
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.serving.state import state_of
 from tartlet_control.serving.watching.changes import Changes
+from tartlet_control.serving.watching.steps import MOST_CALLS, MOST_STEPS, StepsSeen
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host
 
@@ -64,3 +66,32 @@ def test_changes_add_up_to_the_state_and_a_state_at_rest_has_none() -> None:
                 assert steady(list(told.programs.values())) == steady(state["programs"])
                 assert set(told.engines) == {e["id"] for e in state["engines"]}
                 assert asyncio.run(changes.next()) is None
+
+
+def test_steps_and_calls_are_kept_while_somebody_looks_and_no_longer() -> None:
+    host = Host(FakeOptions())
+    seen = StepsSeen(host.core.settler)
+    one, other = host.start(), host.start()
+    for guest in (one, other):
+        guest.alloc(Op.ALLOC_EMB, [1])
+    host.run()
+    assert host.core.settler.on_watched is None
+    with seen.engines() as steps, seen.program(host.core.lifecycle.programs[one.program_id]) as calls:
+        for _ in range(MOST_STEPS + 3):
+            for guest in (one, other):
+                guest.embed([1], [5], [0])
+            host.run()
+        (of_engine,) = steps.values()
+        assert len(of_engine) == MOST_STEPS
+        numbers = [step[0] for step in of_engine]
+        assert numbers == sorted(set(numbers))
+        assert max(step[-1] for step in of_engine) == 2  # programs in one step
+        taken = calls.take()
+        assert (len(taken["calls"]), taken["left_out"]) == (MOST_STEPS + 3, 0)
+        assert {call["queue"] for call in taken["calls"]} == {0}
+        for at in range(MOST_CALLS + 5):
+            calls.add({"queue": at})
+        taken = calls.take()
+        assert (taken["calls"][0]["queue"], len(taken["calls"]), taken["left_out"]) == (5, MOST_CALLS, 5)
+    assert host.core.settler.on_watched is None
+    assert not steps

@@ -85,6 +85,8 @@ async def test_programs_come_are_shown_and_go(served: Gateway, scheme: str) -> N
         await shown.keyboard.press("ArrowDown")
         await shown.keyboard.press("Enter")
         await expect(shown.get_by_text(first, exact=True)).to_be_visible()
+        await expect(shown.get_by_role("img", name=re.compile(r"Calls of \d+ queues"))).to_be_visible()
+        await expect(shown.get_by_role("row").filter(has_text="sample").first).to_be_visible()
         await accessible(shown)
         await shown.get_by_role("button", name="End the program").click()
         await expect(shown.get_by_text("This program doesn't run any more.")).to_be_visible()
@@ -93,6 +95,7 @@ async def test_programs_come_are_shown_and_go(served: Gateway, scheme: str) -> N
         await expect(shown.get_by_text("No program runs.")).to_be_visible()
         await shown.get_by_role("link", name="engines").click()
         await expect(shown.get_by_role("heading", name="ready")).to_be_visible()
+        await expect(shown.get_by_role("img", name=re.compile(r"Steps of 5 s: \d+ steps"))).to_be_visible()
         await accessible(shown)
 
 
@@ -165,6 +168,20 @@ async def test_a_thousand_programs_put_few_rows_into_the_document(served: Gatewa
         )
         assert 10 <= rows <= 50
         assert await shown.get_by_role("grid").get_attribute("aria-rowcount") == "1001"
+
+
+async def test_steps_are_joined_by_their_numbers(served: Gateway) -> None:
+    async with page(served.url) as shown:
+        joined = await shown.evaluate(
+            """async () => {
+                const {following} = await import("/page/live.js");
+                const steps = (...numbers) => numbers.map((n) => [n, n, n]);
+                const numbers = (known, told) => following(known, told).map((step) => step[0]);
+                return [numbers([], steps(4, 5)), numbers(steps(4, 5), steps(5, 6)), numbers(steps(5, 6), steps(5, 6)),
+                    numbers(steps(5, 6), steps(1, 2)), numbers(steps(5), [])];
+            }"""
+        )
+        assert joined == [[4, 5], [4, 5, 6], [5, 6], [1, 2], [5]]
 
 
 def test_files_carry_the_policy_and_are_asked_for_again_by_their_tag(served: Gateway) -> None:

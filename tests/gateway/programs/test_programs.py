@@ -274,3 +274,30 @@ def test_a_stopped_gateway_loses_no_program_and_no_event(gateway: Gateway, tmp_p
             say(http, program, text)
         rest = follow(http, program, headers={"last-event-id": last})
         assert [e.get("text", e["type"]) for _, e in rest] == ["TWO", "ended"]
+
+
+def test_a_programs_calls_are_told_as_engines_answer_them(gateway: Gateway) -> None:
+    source = """
+import inferlet
+async def main():
+    await inferlet.receive()
+    async with inferlet.Context() as ctx:
+        ctx.fill("one two three")
+        return "".join([piece async for piece in ctx.generate(max_tokens=20, eos=False)])
+"""
+    with gateway.client() as http:
+        assert http.get(f"{PROGRAMS}/nobody/trace").status_code == 404
+        program = launch(http, source)
+        with http.stream("GET", f"{PROGRAMS}/{program}/trace", params={"every_s": "0.1"}) as reply:
+            told = (event for _, event in read(reply.iter_lines()))
+            assert next(told) == {"type": "trace", "trace_id": ""}
+            say(http, program, "go")
+            events = list(told)
+        assert http.get(f"{PROGRAMS}/{program}/result").json()["success"]
+    calls = [call for event in events for call in event["calls"]]
+    assert {event["left_out"] for event in events} == {0}
+    assert sum(call["call"] == "sample" for call in calls) == 20
+    assert [c["tokens"] for c in calls if c["call"] == "forward"][1:] == [1] * 19
+    for call in calls:
+        assert 0 <= call["arrived_s"] <= call["sent_s"] <= call["answered_s"]
+        assert call["commands"] >= 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from tartlet_common.engine.pools import Reach
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.core.core import Core
 from tartlet_control.serving.state import doing, engine_state, program_state
+from tartlet_control.serving.watching.steps import Steps
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.programs import ProgramState
@@ -31,8 +32,10 @@ class Changes:
     than a microsecond.
     """
 
-    def __init__(self, core: Core, scope: Scope) -> None:
+    def __init__(self, core: Core, scope: Scope, steps: Mapping[str, Steps] | None = None) -> None:
+        """Begin with a watcher who knows nothing. `steps`: the latest of each engine, by its id."""
         self._core = core
+        self._steps = {} if steps is None else steps
         self._scope = scope
         self._reach = None if scope.tenant is None else Reach(scope.tenant)
         self._engines: dict[str, Hashable] = {}
@@ -43,9 +46,7 @@ class Changes:
     async def next(self) -> control_pb2.StateChange | None:
         """Return what has changed since the last call, everything at the first one; None: nothing has."""
         core, told = self._core, self._totals
-        engines, engines_gone = await _compared(
-            self._engines, self._seen(), _engine_mark, lambda e: engine_state(e, core)
-        )
+        engines, engines_gone = await _compared(self._engines, self._seen(), _engine_mark, self._engine)
         shown = [p for p in core.lifecycle.programs.values() if self._scope.allows(p.tenant)]
         now = core.clock.now()
         programs, programs_gone = await _compared(
@@ -59,6 +60,9 @@ class Changes:
         return control_pb2.StateChange(
             json=json.dumps(text), engines_gone=engines_gone, programs_gone=programs_gone, whole=whole
         )
+
+    def _engine(self, engine: EngineState) -> dict[str, Any]:
+        return engine_state(engine, self._core) | {"recent_steps": list(self._steps.get(engine.id, ()))}
 
     def _seen(self) -> list[tuple[str, EngineState]]:
         engines = self._core.engines.values()

@@ -9,10 +9,10 @@ export function setKey(text) {
   sessionStorage.setItem(NAME, text);
 }
 
-export async function call(method, path, body) {
+export async function call(method, path, body, signal) {
   const headers = key() ? { authorization: `Bearer ${key()}` } : {};
   if (body !== undefined) headers["content-type"] = "application/json";
-  const reply = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  const reply = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal });
   if (!reply.ok) {
     const told = await reply.json().catch(() => ({}));
     throw new Error(told.error?.message || `The gateway answered with status ${reply.status}.`);

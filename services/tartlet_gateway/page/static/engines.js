@@ -1,5 +1,6 @@
 // The engines: their pages, their batches and what waits for them.
 import { html } from "./vendor/preact-htm.js";
+import { Steps } from "./timeline.js";
 
 function Line({ values }) {
   // tokens a second over the last two minutes
@@ -36,6 +37,7 @@ export function Engines({ live }) {
               ${e.pools.pages || e.pools.kv_pages || Object.values(e.pools)[0]
                 ? html`<${Pages} pool=${e.pools.pages || e.pools.kv_pages || Object.values(e.pools)[0]} />`
                 : null}
+              <${Steps} steps=${live.steps.get(e.id) ?? []} />
               <dl>
                 <dt>Programs</dt><dd>${e.programs}</dd>
                 <dt>Tokens a second</dt><dd>${e.tokens_per_s}</dd>

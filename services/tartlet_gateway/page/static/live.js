@@ -2,6 +2,7 @@
 import { key } from "./api.js";
 
 const AGAIN_MS = 1000;
+const MOST_STEPS = 1000;
 const listeners = new Set();
 let frame = 0;
 
@@ -10,6 +11,7 @@ export const state = {
   programs: new Map(),
   totals: {},
   connection: "connecting", // connecting, live, control-away, gateway-away, key
+  steps: new Map(), // the latest steps of each engine
   rates: [], // tokens a second, newest last
 };
 
@@ -26,18 +28,32 @@ export function changed() {
   });
 }
 
+export function following(known, told) {
+  // the steps that are known and then those told that are new; a control that began again counts from the start
+  const last = known.length ? known[known.length - 1][0] : -1;
+  if (told.length && told[told.length - 1][0] < last) return told;
+  return [...known, ...told.filter((step) => step[0] > last)].slice(-MOST_STEPS);
+}
+
 export function apply(message) {
   if (message.whole) {
     state.engines.clear();
     state.programs.clear();
   }
-  for (const engine of message.engines) state.engines.set(engine.id, engine);
+  for (const engine of message.engines) {
+    state.engines.set(engine.id, engine);
+    const known = state.steps.get(engine.id) ?? [];
+    state.steps.set(engine.id, following(known, engine.recent_steps ?? []));
+  }
   const now = performance.now();
   for (const program of message.programs) {
     const started = state.programs.get(program.id)?.started ?? now - program.age_s * 1000;
     state.programs.set(program.id, { ...program, started });
   }
-  for (const id of message.engines_gone) state.engines.delete(id);
+  for (const id of message.engines_gone) {
+    state.engines.delete(id);
+    state.steps.delete(id);
+  }
   for (const id of message.programs_gone) state.programs.delete(id);
   state.totals = message.totals;
   state.connection = message.connected ? "live" : "control-away";

@@ -1,6 +1,7 @@
 // The programs that run: a table of which only the visible rows are in the document, and one program's details.
-import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 import { call, events } from "./api.js";
+import { Calls } from "./timeline.js";
 
 const ROW = 32;
 const SHOWN = 40;
@@ -84,17 +85,43 @@ function Row({ program, index, focused, chosen, choose }) {
   </div>`;
 }
 
+const CALLS = 400;
+
+function Trace({ id }) {
+  const [calls, setCalls] = useState([]);
+  const [trace, setTrace] = useState("");
+  const [told, setTold] = useState("");
+  useEffect(() => {
+    const over = new AbortController();
+    (async () => {
+      try {
+        for await (const event of events(await call("GET", `/v1/programs/${id}/trace`, undefined, over.signal))) {
+          if (event.type === "trace") setTrace(event.trace_id);
+          else if (event.type === "calls") setCalls((known) => [...known, ...event.calls].slice(-CALLS));
+          else setTold(event.error.message);
+        }
+      } catch (e) {
+        if (!over.signal.aborted) setTold(e.message);
+      }
+    })();
+    return () => over.abort();
+  }, [id]);
+  const shown = useMemo(() => html`<${Calls} calls=${calls} />`, [calls]); // output comes far more often than calls do
+  return html`<h4>Calls</h4>
+    ${trace ? html`<p>Trace ${trace}</p>` : null}
+    ${told ? html`<p role="status" class="told">${told}</p>` : shown}`;
+}
+
 function Program({ id, program, close }) {
   const [output, setOutput] = useState("");
   const [told, setTold] = useState("");
   const [message, setMessage] = useState("");
 
   useEffect(() => {
-    let over = false;
+    const over = new AbortController();
     (async () => {
       try {
-        for await (const event of events(await call("GET", `/v1/programs/${id}/events`))) {
-          if (over) return;
+        for await (const event of events(await call("GET", `/v1/programs/${id}/events`, undefined, over.signal))) {
           if (event.type === "ended") {
             setTold(event.error ? event.error.message : "The program has ended well.");
             return;
@@ -102,12 +129,10 @@ function Program({ id, program, close }) {
           setOutput((text) => (text + (event.text ?? "(bytes)") + (event.type === "message" ? "\n" : "")).slice(-KEPT));
         }
       } catch (e) {
-        if (!over) setTold(e.message);
+        if (!over.signal.aborted) setTold(e.message);
       }
     })();
-    return () => {
-      over = true;
-    };
+    return () => over.abort();
   }, [id]);
 
   const act = async (work) => {
@@ -138,6 +163,7 @@ function Program({ id, program, close }) {
           <dt>Commands</dt><dd>${program.commands}, ${program.in_flight} in flight</dd>
         </dl>`
       : html`<p>This program doesn't run any more.</p>`}
+    ${program ? html`<${Trace} id=${id} key=${id} />` : null}
     ${told ? html`<p role="status" class="told">${told}</p>` : null}
     <pre role="log" tabindex="0" aria-label="Output">${output}</pre>
     ${program
