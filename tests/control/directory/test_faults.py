@@ -1,13 +1,13 @@
-"""A directory's Redis that is killed, emptied or stands still changes no answer, and has everything once it is back."""
+"""A directory's Redis that is killed, emptied, stopped or slow changes no answer, and has everything in the end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,9 +24,13 @@ from tests.control.harness import Guest, Host
 from tests.control.order.test_shares import SMALL, answer
 from tests.control.sharing.test_names import export, imported, listed
 from tests.control.sharing.test_reuse import PROMPT, ask
-from tests.redis_server import RedisServer, redis_server
+from tests.redis_server import RedisServer, SlowProxy, redis_server, slow_proxy
 
 ANSWER_S = 0.3
+DELAYS_S = {"slow": ANSWER_S / 4, "late": 3 * ANSWER_S}
+"""How long each answer of Redis takes: a control waits for the slow ones, and takes the late ones for lost."""
+LONG, SHORT = 20, 4
+"""Steps that programs of `ranks` need."""
 Moment = Callable[[], Awaitable[None]]
 """Called between the steps of a scenario: something may happen to Redis then."""
 Answers = list[Any]
@@ -121,7 +125,43 @@ async def flood(moment: Moment) -> Answers:
     return spent
 
 
-SCENARIOS = (names, prefixes, placements, gittins, flood)
+async def ranks(order: str, moment: Moment) -> Answers:
+    """Four long programs fill each step, and eight short ones come later. Returns the order in which they end."""
+    host = host_of(SMALL, order=order, order_quanta_s="0.05,0.2", order_starved_at=0)
+    left = [LONG] * 4 + [SHORT] * 8
+    guests = [host.start(name=f"needs {steps}") for steps in left]
+    states = [host.core.lifecycle.programs[guest.program_id] for guest in guests]
+    for guest in guests:
+        guest.alloc(Op.ALLOC_EMB, [0])
+    host.run()
+    ended: list[int] = []
+    for step in range(1000):
+        for i, (guest, state) in enumerate(zip(guests, states, strict=True)):
+            waits = state.queues[0].pending or state.queues[0].dispatched > state.queues[0].settled
+            if (i >= 4 and step < 8) or i in ended or waits:
+                continue
+            if left[i]:
+                guest.forward([], [0], [], [0])
+                left[i] -= 1
+            else:
+                ended.append(i)
+        if len(ended) == len(guests):
+            break
+        host.pump()
+        answer(host)
+        host.clock.advance(0.01)
+        if step % 8 == 0:
+            await moment()
+    late = {i for i in ended[:8] if i >= 4}
+    assert len(late) == (4 if order == "fcfs" else 8), "a short program that came later waits for the long ones in fcfs"
+    return [ended, [state.account.service_s for state in states]]
+
+
+ORDERS = ("fcfs", "mlfq", "plas", "atlas")
+SCENARIOS: dict[str, Callable[[Moment], Awaitable[Answers]]] = {
+    **{scenario.__name__: scenario for scenario in (names, prefixes, placements, gittins, flood)},
+    **{order: partial(ranks, order) for order in ORDERS},
+}
 _hosts: list[Host] = []
 
 
@@ -139,8 +179,9 @@ async def nothing() -> None:
 class Disturbed:
     """Follows the host of a scenario at its first moment, breaks Redis at the second, and mends it at the last."""
 
-    def __init__(self, server: RedisServer, fault: str, name: str) -> None:
+    def __init__(self, server: RedisServer, proxy: SlowProxy, fault: str, name: str) -> None:
         self.server = server
+        self.proxy = proxy
         self.fault = fault
         self.name = name
         self.moments = 0
@@ -150,7 +191,7 @@ class Disturbed:
     async def moment(self) -> None:
         self.moments += 1
         if self.follower is None:
-            self.follower = Follower(_hosts[-1].core, self.store(), SystemClock())
+            self.follower = Follower(_hosts[-1].core, self.store(self.proxy.url), SystemClock())
             await self.follower.load()
             self._task = asyncio.create_task(self.follower.run())
             await self.has_all()
@@ -158,8 +199,8 @@ class Disturbed:
             self.break_redis()
         await asyncio.sleep(0.05)
 
-    def store(self) -> RedisStore:
-        client = make_client(self.server.url, None, None, ANSWER_S, bare=True)
+    def store(self, url: str = "") -> RedisStore:
+        client = make_client(url or self.server.url, None, None, ANSWER_S, bare=True)
         return RedisStore(client, self.name, self.moments, ANSWER_S)
 
     def send(self, number: signal.Signals) -> None:
@@ -167,7 +208,8 @@ class Disturbed:
         self.server.process.send_signal(number)
 
     def was_noticed(self) -> bool:
-        return self.follower is not None and self.follower.counters.losses > 0
+        assert self.follower is not None
+        return self.follower.counters.losses > 0 or (self.fault == "slow" and self.follower.lag_s < 1)
 
     def break_redis(self) -> None:
         match self.fault:
@@ -176,14 +218,18 @@ class Disturbed:
             case "flushed":
                 with redis.Redis.from_url(self.server.url) as client:
                     client.flushall()
-            case _:
+            case "stopped":
                 self.send(signal.SIGSTOP)
+            case _:
+                self.proxy.delay_s = DELAYS_S[self.fault]
 
     def mend_redis(self) -> None:
         if self.fault == "killed":
             self.server.start()
-        elif self.fault == "slowed":
+        elif self.fault == "stopped":
             self.send(signal.SIGCONT)
+        elif self.fault == "late":
+            self.proxy.delay_s = 0.0
 
     async def has_all(self) -> None:
         store = self.store()
@@ -211,24 +257,28 @@ async def fields(store: RedisStore) -> dict[str, set[bytes]]:
 
 @contextlib.asynccontextmanager
 async def disturbed(server: RedisServer, fault: str, name: str) -> AsyncIterator[Disturbed]:
-    made = Disturbed(server, fault, name)
-    try:
-        yield made
-    finally:
-        await made.close()
-        _hosts.clear()
+    async with slow_proxy(server.port) as proxy:
+        made = Disturbed(server, proxy, fault, name)
+        try:
+            yield made
+        finally:
+            await made.close()
+            _hosts.clear()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis"), "--appendonly", "no") as running:
+        yield running
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("fault", ["killed", "flushed", "slowed"])
-async def test_a_fault_of_redis_changes_no_answer(
-    fault: str, scenario: Callable[[Moment], Awaitable[Answers]], tmp_path: Path
-) -> None:
-    undisturbed = await scenario(nothing)
-    with redis_server(tmp_path / "redis", "--appendonly", "no") as server:
-        async with disturbed(server, fault, scenario.__name__) as redis_fault:
-            assert await scenario(redis_fault.moment) == undisturbed
-            assert redis_fault.moments > 2
-            await until(redis_fault.was_noticed)
-            redis_fault.mend_redis()
-            await redis_fault.has_all()
+@pytest.mark.parametrize("fault", ["killed", "flushed", "stopped", "slow", "late"])
+async def test_a_fault_of_redis_changes_no_answer(fault: str, scenario: str, server: RedisServer) -> None:
+    undisturbed = await SCENARIOS[scenario](nothing)
+    async with disturbed(server, fault, f"{scenario}-{fault}") as redis_fault:
+        assert await SCENARIOS[scenario](redis_fault.moment) == undisturbed
+        assert redis_fault.moments > 2
+        await until(redis_fault.was_noticed)
+        redis_fault.mend_redis()
+        await redis_fault.has_all()
