@@ -46,7 +46,7 @@ class _Paged:
         assert kv_layout == "HND"
         assert backend == "fa2", "auto turns to fa3, which takes no masks"
         self.device = float_workspace_buffer.device
-        self.plans = 0
+        self.plans = self.copies = 0
         self._int_workspace_buffer = torch.zeros(16, dtype=torch.uint8, device=self.device)
         self._pin_memory_int_workspace_buffer = torch.zeros(16, dtype=torch.uint8)
 
@@ -191,7 +191,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
             assert len(last_page_len) == len(self._buffers[2])  # type: ignore[arg-type]
             assert len(indices) <= len(self._buffers[1])  # type: ignore[arg-type]
             self._frozen = frozen
-            self._buffers[1][: len(indices)].copy_(indices)  # type: ignore[index]
+            for buffer, values in zip(self._buffers, (indptr, indices, last_page_len), strict=True):
+                buffer[: len(values)].copy_(values)  # type: ignore[index]
+                self.copies += 1
             indices = self._buffers[1][: len(indices)]  # type: ignore[index]
         q_indptr = torch.arange(len(last_page_len) + 1, dtype=torch.int32)
         dtypes = (q_data_type, kv_data_type, o_data_type)
@@ -200,6 +202,21 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
         )
         self._left = window_left
         self._plan_info = [len(last_page_len), window_left]
+
+    def replan(
+        self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, frozen: tuple[Any, ...], sm_scale: float | None
+    ) -> None:
+        """Plan anew over what lies in the buffers of a graph, which real kernels would read unchecked."""
+        assert self._graph
+        assert self._frozen == frozen, "not planned before, or a graph's shape is frozen"
+        for buffer, values in zip(self._buffers, (indptr, indices, last_page_len), strict=True):
+            assert torch.equal(buffer[: len(values)], values), "nobody has filled a buffer"  # type: ignore[index]
+        indices = self._buffers[1][: len(indices)]  # type: ignore[index]
+        q_indptr = torch.arange(len(last_page_len) + 1, dtype=torch.int32)
+        _, heads, kv_heads, head_dim, page_size, left, dtype = frozen
+        dtypes = (dtype, dtype, dtype)
+        self._note(q_indptr, indptr, indices, last_page_len, heads, kv_heads, head_dim, page_size, dtypes, sm_scale)
+        self._plan_info = [len(last_page_len), left]
 
     def _see(self, b: int, n: int, length: int) -> Tensor:
         column = torch.arange(length, device=self.device)[None]
@@ -225,6 +242,20 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
     ) -> Tensor:
         assert not args
         return self._attend(q, paged_kv_cache, out)
+
+
+def fast_decode_plan(
+    self: BatchDecodeWithPagedKVCacheWrapper, indptr: Tensor, indices: Tensor, last_page_len: Tensor, num_qo_heads: int,
+    num_kv_heads: int, head_dim: int, page_size: int, pos_encoding_mode: str = "NONE", window_left: int = -1,
+    logits_soft_cap: float | None = None, q_data_type: Any = None, kv_data_type: Any = None, data_type: Any = None,
+    sm_scale: float | None = None, rope_scale: float | None = None, rope_theta: float | None = None,
+    non_blocking: bool = True, fixed_split_size: int | None = None, disable_split_kv: bool = False,
+    q_len_per_req: int = 1, global_override_indptr_cpu: Tensor | None = None,
+) -> None:  # fmt: skip
+    assert q_data_type == kv_data_type
+    assert global_override_indptr_cpu is None
+    frozen = (len(last_page_len), num_qo_heads, num_kv_heads, head_dim, page_size, window_left, q_data_type)
+    self.replan(indptr, indices, last_page_len, frozen, sm_scale)
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Paged):

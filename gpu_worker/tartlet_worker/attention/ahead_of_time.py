@@ -15,7 +15,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from tartlet_worker.attention import flashinfer_modules
+from tartlet_worker.attention import flashinfer_build, flashinfer_modules
 
 LAUNCHER = "TARTLET_TRITON_LAUNCHER"
 DRIVER = "libcuda.so.1"
@@ -112,6 +112,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--launcher", type=Path, required=True, help="the folder that takes Triton's launcher")
     parser.add_argument("--architectures", default="9.0a", help="compute capabilities, separated by spaces")
     parser.add_argument("--only", default="", help="build modules whose names have this part")
+    parser.add_argument("--jobs", type=int, default=1, help="modules of FlashInfer that are compiled at a time")
     args = parser.parse_args(argv)
     root = flashinfer_modules.package()
     if root is None:
@@ -120,8 +121,19 @@ def main(argv: list[str]) -> int:
     installed = Path(sysconfig.get_path("purelib"))
     parts = [folder / "nvidia" / "cu13" for folder in (args.compiler, installed)]
     os.environ["CUDA_HOME"] = str(toolkit(args.compiler / "toolkit", parts))
-    built = flashinfer_modules.build(list(flashinfer_modules.every_need()), root, args.architectures, args.only)
-    print("\n".join([*built, str(build_launcher(args.launcher))]))  # noqa: T201 - a command's output
+    try:
+        flashinfer_build.build(
+            list(flashinfer_modules.every_need()),
+            root,
+            args.architectures,
+            only=args.only,
+            jobs=args.jobs,
+            tell=lambda made: print(made, flush=True),  # noqa: T201 - a command's output
+        )
+    except flashinfer_build.BuildFailed as failed:
+        print(failed, file=sys.stderr)  # noqa: T201 - a command's output
+        return 1
+    print(build_launcher(args.launcher))  # noqa: T201 - a command's output
     return 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from tartlet_worker.attention.base import Attention, AttentionBatch, StaticRows, cut
 from tartlet_worker.attention.flashinfer_modules import CORE_GROUPS, SEEN_OPTIONS, seen_arguments
-from tartlet_worker.attention.flashinfer_static import FlashInferStatic, Shared
+from tartlet_worker.attention.flashinfer_static import FlashInferStatic, Shared, StaticLists
 from tartlet_worker.attention.seen_rows import SeenRows
 from tartlet_worker.attention.shape import Shape, Shapes, classify
 from tartlet_worker.checkpoints.model_config import ModelConfig
@@ -79,7 +80,8 @@ class FlashInfer:
             rest: computes what FlashInfer can't.
         """
         self._module: Any = importlib.import_module("flashinfer")
-        self._heads, self._kv_heads, self._dim = config.heads, config.kv_heads, config.head_dim
+        self._dim = config.head_dim
+        self._heads_and_pages = (config.heads, config.kv_heads, config.head_dim, page_size)
         self._windows = tuple(dict.fromkeys(config.windows))
         self._windowed = any(window is not None for window in self._windows)
         self._device, self._dtype, self._size, self._rest = device, dtype, page_size, rest
@@ -187,8 +189,7 @@ class FlashInfer:
             return Part(tokens, dict.fromkeys(self._windows, wrapper), arguments)
         for window in self._windows:
             if shape == Shape.DECODE:
-                wrapper = self._wrapper(shape, window)
-                self._plan_decode(wrapper, (shape, window), window, lists.indptr, lists.indices, lists.last_page)
+                self._plan_decode(shape, window, lists)
             elif shape == Shape.APPEND:
                 self._plan_prefill(shape, window, lists, causal=True, window_left=_left(window))
             else:
@@ -233,31 +234,29 @@ class FlashInfer:
         if self._shared is None or len(self._shared.indices) < rows.pages.numel():
             with torch.inference_mode(mode=False):
                 indices = torch.zeros(rows.pages.numel(), dtype=torch.int32, device=self._device)
-            self._shared = Shared(indices, self._transfers)
+            self._shared = Shared(indices)
+        return FlashInferStatic(rows, self._windows, self._shared, self._decode_wrapper, self._plan_static)
 
-        def plan(wrapper: Any, window: int | None, indptr: Tensor, indices: Tensor, last_page: Tensor) -> None:
-            self._plan_decode(wrapper, ("graphs", window), window, indptr, indices, last_page)
+    def _plan_static(self, wrapper: Any, window: int | None, lists: StaticLists, *, again: bool) -> None:
+        """Plan a graph's wrapper. Its first plan chooses kernels and sends the lists; later ones send only a plan."""
+        plan = partial(self._module.fast_decode_plan, wrapper) if again else wrapper.plan
+        options = {} if again else {"o_data_type": self._dtype}
+        with self._one_plan(("graphs", window)):
+            plan(*lists, *self._heads_and_pages, **self._decode_options(window), **options)
 
-        return FlashInferStatic(rows, self._windows, self._shared, self._decode_wrapper, plan)
-
-    def _plan_decode(
-        self, wrapper: Any, planned: Any, window: int | None, indptr: Tensor, indices: Tensor, last_page: Tensor
-    ) -> None:
-        with self._one_plan(planned):
+    def _plan_decode(self, shape: Shape, window: int | None, lists: Lists) -> None:
+        wrapper = self._wrapper(shape, window)
+        with self._one_plan((shape, window)):
             wrapper.plan(
-                indptr,
-                indices,
-                last_page,
-                self._heads,
-                self._kv_heads,
-                self._dim,
-                self._size,
-                window_left=_left(window),
-                q_data_type=self._dtype,
-                kv_data_type=self._dtype,
-                o_data_type=self._dtype,
-                sm_scale=self._scale,
-            )
+                lists.indptr, lists.indices, lists.last_page, *self._heads_and_pages,
+                **self._decode_options(window), o_data_type=self._dtype,
+            )  # fmt: skip
+
+    def _decode_options(self, window: int | None) -> dict[str, Any]:
+        return {
+            "window_left": _left(window), "q_data_type": self._dtype, "kv_data_type": self._dtype,
+            "sm_scale": self._scale,
+        }  # fmt: skip
 
     def _plan_prefill(self, shape: Shape, window: int | None, lists: Lists, **options: Any) -> None:
         wrapper = self._wrapper(shape, window)
@@ -267,10 +266,7 @@ class FlashInfer:
                 lists.indptr,
                 lists.indices,
                 lists.last_page,
-                self._heads,
-                self._kv_heads,
-                self._dim,
-                self._size,
+                *self._heads_and_pages,
                 q_data_type=self._dtype,
                 kv_data_type=self._dtype,
                 o_data_type=self._dtype,

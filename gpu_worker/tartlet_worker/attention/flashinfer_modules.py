@@ -1,20 +1,17 @@
-"""The compiled modules that the FlashInfer path loads: their names, our variant's source, and how they are built.
+"""The compiled modules that the FlashInfer path loads: their names, our variant's source, and what they lack here.
 
 FlashInfer compiles a module when it is first needed, with ninja, a C++ compiler and nvcc. A module that lies in the
-package as `data/aot/NAME/NAME.so` is loaded as it is, with no compiler. `python -m
-tartlet_worker.attention.flashinfer_modules` puts modules there; the image for CUDA is built with it.
+package as `data/aot/NAME/NAME.so` is loaded as it is, with no compiler. `flashinfer_build` puts modules there.
 
 This module imports neither torch nor FlashInfer before it builds, so that it can be asked at once what is missing.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -162,12 +159,23 @@ def built(root: Path, name: str, capability: str) -> bool:
     """Return whether the package has a module, built for devices of this capability."""
     if not (root / "data" / "aot" / name / f"{name}.so").is_file():
         return False
+    said = manifest(root)
+    archs = [str(arch).rstrip("af") for arch in said["architectures"]]
+    return name in said["modules"] and capability in archs
+
+
+def manifest(root: Path) -> dict[str, Any]:
+    """Return what `MANIFEST` says of the package: `architectures`, and by the names of `modules` how they were built.
+
+    Both are empty if no module was built, or if they were built from another release than `VERSION`.
+    """
     try:
         said = json.loads((root / "data" / "aot" / MANIFEST).read_text())
-    except (OSError, ValueError):
-        return False
-    archs = [str(arch).rstrip("af") for arch in said.get("architectures", [])]
-    return said.get("version") == VERSION and capability in archs
+        if said["version"] == VERSION:
+            return {"architectures": list(said["architectures"]), "modules": dict(said["modules"])}
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    return {"architectures": [], "modules": {}}
 
 
 def unbuilt(needs: Needs, capability: str, root: Path | None = None) -> str:
@@ -191,9 +199,9 @@ def _tools_lack() -> str:
     return "" if os.access(cache, os.W_OK) else f"{cache} isn't writable (FLASHINFER_WORKSPACE_BASE names another)"
 
 
-def every_need() -> Iterator[Needs]:
-    """All that models can ask for, for an image that serves any of them."""
-    for head_dim in HEAD_DIMS:
+def every_need(head_dims: Sequence[int] = HEAD_DIMS) -> Iterator[Needs]:
+    """All that models with heads of these sizes can ask for; an image has what models of all sizes ask for."""
+    for head_dim in head_dims:
         for dtype in DTYPES:
             yield Needs(head_dim, dtype, group=CORE_GROUPS[0], full=True, windows=True)
 
@@ -231,55 +239,3 @@ def load(needs: Needs) -> str:
     except Exception as error:  # noqa: BLE001 - whatever a compiler or loader raises, other kernels serve
         return f"FlashInfer's modules can't be loaded ({type(error).__name__}: {error})"
     return ""
-
-
-def build(wanted: list[Needs], root: Path, architectures: str, only: str = "") -> list[str]:
-    """Build modules into the package, and say in `MANIFEST` for which devices.
-
-    Args:
-        wanted: what models ask for.
-        root: the package's directory.
-        architectures: such as "9.0a", separated by spaces.
-        only: a part of the names of modules to build; "": all.
-
-    Returns:
-        The names of the modules.
-    """
-    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = architectures
-    found: dict[str, Any] = {}
-    for needs in wanted:
-        found |= specs(needs)
-    aot = root / "data" / "aot"
-    names = [name for name in found if only in name]
-    for name in names:
-        found[name].build()
-        target = aot / name / f"{name}.so"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(found[name].jit_library_path, target)
-    said = {"version": VERSION, "architectures": architectures.split(), "modules": names}
-    (aot / MANIFEST).write_text(json.dumps(said, indent=1))
-    return names
-
-
-def main(argv: list[str]) -> int:
-    """Build the modules that this program is asked for."""
-    parser = argparse.ArgumentParser(description="Build FlashInfer's modules into its package.")
-    parser.add_argument("--architectures", default="9.0a", help="compute capabilities, separated by spaces")
-    parser.add_argument("--only", default="", help="build modules whose names have this part")
-    parser.add_argument("--list", action="store_true", help="print the modules' names and build nothing")
-    args = parser.parse_args(argv)
-    root = package()
-    if root is None:
-        print("flashinfer-python is not installed", file=sys.stderr)  # noqa: T201 - a command's output
-        return 1
-    wanted = list(every_need())
-    if args.list:
-        names = list(dict.fromkeys(name for needs in wanted for name in needs.modules()))
-    else:
-        names = build(wanted, root, args.architectures, args.only)
-    print("\n".join(names))  # noqa: T201 - a command's output
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -53,8 +53,14 @@ PARAMETERS = {
         ),
         "run": ("q", "paged_kv_cache", "args", "out", "enable_pdl"),
     },
+    "fast_decode_plan": {
+        "": (
+            "self", "indptr", "indices", "last_page_len", "num_qo_heads", "num_kv_heads", "head_dim", "page_size",
+            "window_left", "q_data_type", "kv_data_type", "sm_scale",
+        ),
+    },
 }  # fmt: skip
-"""The parameters of FlashInfer's wrappers that `attention.flashinfer` gives or counts on."""
+"""The parameters that `attention.flashinfer` gives or counts on: of wrappers by method, and of a function under ""."""
 
 
 def default_config() -> ModelConfig:
@@ -130,7 +136,7 @@ def triton_finding(device: str, config: ModelConfig, lacks: str) -> Finding:
 def flashinfer_findings(device: str, config: ModelConfig, dtype: str, lacks: str, capability: str) -> Iterator[Finding]:
     """Check FlashInfer's package, its modules, and one small batch of each class."""
     if lacks:
-        build = f"python -m tartlet_worker.attention.flashinfer_modules --architectures {capability}a"
+        build = f"python -m tartlet_worker.attention.flashinfer_build --architectures {capability}a"
         remedy = f"Install tartlet[flashinfer] and run `{build}`; without it Triton's kernels serve."
         yield Finding("flashinfer", "warn", lacks, remedy)
         return
@@ -169,13 +175,17 @@ def flashinfer_findings(device: str, config: ModelConfig, dtype: str, lacks: str
 
 
 def parameters_lack(module: object) -> str:
-    """Return which parameter of FlashInfer's wrappers is missing, a clause, or ""."""
-    for wrapper, methods in PARAMETERS.items():
+    """Return what of FlashInfer's wrappers and functions is missing, a clause, or ""."""
+    for of, methods in PARAMETERS.items():
         for method, names in methods.items():
-            there = inspect.signature(getattr(getattr(module, wrapper), method)).parameters
+            found = getattr(module, of, None)
+            function = getattr(found, method, None) if method else found
+            if function is None:
+                return f"there is no {of}{method and '.'}{method}"
+            there = inspect.signature(function).parameters
             missing = [name for name in names if name not in there]
             if missing:
-                return f"{wrapper}.{method} has no parameter {missing[0]}"
+                return f"{of}{method and '.'}{method} has no parameter {missing[0]}"
     return ""
 
 

@@ -15,6 +15,7 @@ from tartlet_worker.checkpoints.model_config import read_config
 from tartlet_worker.pools import pool_bytes
 from tartlet_worker.torch_engine import loader
 from tartlet_worker.torch_engine.engine import TorchEngine
+from tartlet_worker.transfers import Transfers
 from tests.worker import flashinfer_shadow
 from tests.worker.driver import Driver
 from tests.worker.families import checkpoint
@@ -41,6 +42,33 @@ def test_graphs_over_flashinfer_give_what_gathering_gives(name: str, *, lists: b
         programs.decode(chosen)
     programs.compare_pools()
     assert sum(count > 0 for count in recorder.replays) >= 3
+
+
+def test_a_step_is_one_copy_up_and_one_down_beside_its_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = captured("qwen2-window", (1, 2, 4))
+    programs = Programs([Driver(engine), plain_driver("qwen2-window")], 3, "graphs copies", lists=False)
+    for t, tokens in enumerate((5, 9, 4)):
+        programs.prefill(t, tokens)
+    programs.drivers.pop()
+    decoder: Any = engine.decoder
+    wrappers = [wrapper for made in decoder.layers.values() for wrapper in made[0].attention._wrappers.values()]
+    before = sum(wrapper.copies for wrapper in wrappers), sum(wrapper.plans for wrapper in wrappers)
+    copies = []
+    for name in ("up", "up_into", "up_bytes", "down"):  # of all that copy: the pools and FlashInfer have their own
+        call = getattr(Transfers, name)
+
+        def noted(*args: Any, name: str = name, call: Any = call) -> Any:
+            copies.append(name)
+            return call(*args)
+
+        monkeypatch.setattr(Transfers, name, noted)
+    driver = programs.drivers[0]
+    monkeypatch.setattr(programs, "_same", lambda batches, **fields: programs._step(driver, batches, fields))
+    for chosen in ([0, 1, 2], [1], [2, 0]):
+        programs.decode(chosen)
+    assert copies == ["up_into", "down"] * 3
+    assert sum(wrapper.copies for wrapper in wrappers) == before[0]  # FlashInfer sends no list either
+    assert sum(wrapper.plans for wrapper in wrappers) == before[1] + 3 * 2  # a plan for each window
 
 
 def test_a_step_whose_plan_differs_from_the_captured_one_runs_eagerly(

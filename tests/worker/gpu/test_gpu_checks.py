@@ -29,7 +29,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in NEEDS.modules():
         (aot / name).mkdir(parents=True)
         (aot / name / f"{name}.so").touch()
-    (aot / modules.MANIFEST).write_text(json.dumps({"version": modules.VERSION, "architectures": ["9.0a"]}))
+    said = {"version": modules.VERSION, "architectures": ["9.0a"], "modules": {name: {} for name in NEEDS.modules()}}
+    (aot / modules.MANIFEST).write_text(json.dumps(said))
     return tmp_path
 
 
