@@ -53,6 +53,11 @@ class RedisServer:
         except OSError:
             return False
 
+    def command(self, *words: str) -> str:
+        """Give it a command, and return the answer."""
+        ask = ["redis-cli", "-p", str(self.port), *words]
+        return subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout
+
     def kill(self) -> None:
         """End it with SIGKILL."""
         if self.process is not None:

@@ -7,6 +7,7 @@ import gc
 import logging
 
 import grpc.aio
+from opentelemetry.metrics import Observation
 
 from tartlet_common.clock import SystemClock
 from tartlet_common.config.settings import ControlSettings
@@ -14,9 +15,10 @@ from tartlet_common.errors.registry import LeaseLost
 from tartlet_common.process.role import Notify
 from tartlet_common.rpc import endpoints
 from tartlet_common.rpc.frame_streams import FrameListener
-from tartlet_common.telemetry import telemetry
+from tartlet_common.telemetry import names, telemetry
 from tartlet_control.core.core import Core
 from tartlet_control.lease.lease import Lease, lease_of
+from tartlet_control.lease.standby import Standby, split_address
 from tartlet_control.serving.catalogue import Catalogue
 from tartlet_control.serving.catalogue_service import CatalogueService
 from tartlet_control.serving.control_service import ControlService
@@ -35,19 +37,39 @@ async def main(settings: ControlSettings, notify: Notify) -> None:
     """Serve until cancelled, once this control leads.
 
     Raises:
-        AddressInUse: another control serves at the address.
+        AddressInUse: another process serves at the address.
+        InvalidConfig: `advertise` is set, and an address isn't HOST:PORT.
         DiskFull: the catalogue's directory can't be used.
         LeaseLost: another control may lead.
     """
     clock = SystemClock()
     lease = lease_of(settings, clock)
-    if settings.lease_url:
-        notify.set_ready("standby: another control leads")
-    epoch = await lease.acquire()
+    leads = False
+    if settings.lease_url and (telemetry.enabled() or settings.health_address):
+        telemetry.meter().create_observable_gauge(names.METRIC_LEADING, [lambda _: [Observation(leads)]])
+    epoch = await _stand_by(settings, notify, lease)
+    leads = True
     try:
         await _lead(settings, notify, clock, lease, epoch)
     finally:
+        leads = False
         await lease.release()
+
+
+async def _stand_by(settings: ControlSettings, notify: Notify, lease: Lease) -> int:
+    """Wait for the lease, and return the epoch. Connections go to the leader meanwhile, if leaders can be reached."""
+    if not settings.lease_url:
+        return await lease.acquire(lambda _: None)
+    notify.set_ready("standby: another control leads")
+    if not settings.advertise:
+        return await lease.acquire(lambda _: None)
+    split_address("advertise", settings.advertise)
+    standby = Standby(settings.address, notify.set_ready)
+    await standby.open()
+    try:
+        return await lease.acquire(standby.follow)
+    finally:
+        await standby.close()
 
 
 async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, lease: Lease, epoch: int) -> None:

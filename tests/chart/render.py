@@ -90,7 +90,7 @@ def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], d
 
 
 EVERYTHING: Mapping[str, Any] = {
-    "control": {"directory": {"store": "redis"}},
+    "control": {"replicas": 2, "directory": {"store": "redis"}},
     "journals": {"store": "redis"},
     "monitoring": {
         "podMonitor": {"enabled": True},

@@ -28,7 +28,7 @@ from tests.chart.render import (
 CHART_DECIDES = {  # settings that follow from what the chart makes
     "control": {
         *("address", "shared_pools"),
-        *("lease_url", "lease_password_file", "lease_ca_file", "lease_s"),  # the chart runs one control
+        *("advertise", "lease_url", "lease_password_file", "lease_ca_file"),
         *("directory_url", "directory_password_file", "directory_ca_file", "directory_release"),
     },
     "runtime": {

@@ -19,7 +19,7 @@ _POOL: dict[str, Any] = {"name": "a", "spec": {"model": {"name": "m"}}}
         ({"image": {"tags": "v1"}}, "tags"),
         ({"runtime": {"replicas": 0}}, "replicas"),
         ({"runtime": {"replicas": "two"}}, "replicas"),
-        ({"control": {"replicas": 2}}, "replicas"),
+        ({"control": {"replicas": 0}}, "replicas"),
         ({"control": {"settings": {"polici": "eager"}}}, "polici"),
         ({"control": {"settings": {"batching": "lazy"}}}, "batching"),
         ({"control": {"settings": {"policy_k": 4}}}, "called batching_k now"),

@@ -127,6 +127,11 @@ class ControlSettings(_Settings):
         description="lease by which one of several controls leads: redis://HOST:PORT, rediss:// or file:///PATH on one "
         "machine; empty: this control is the only one",
     )
+    advertise: str = Field(
+        "",
+        description="HOST:PORT at which other controls reach this one: a control that stands by listens at `address` "
+        "and passes connections on to the leader; empty: it doesn't listen",
+    )
     lease_password_file: Path | None = Field(None, description="file with the password of the lease's Redis")
     lease_ca_file: Path | None = Field(None, description="PEM certificate of the CA of the lease's Redis")
     lease_s: float = Field(
@@ -143,7 +148,7 @@ class ControlSettings(_Settings):
     directory_release: str = Field(
         "tartlet",
         pattern=r"^[A-Za-z0-9._/-]{1,128}$",
-        description="names the directory and the store, so that several releases may share a Redis",
+        description="names the directory, the store and the lease, so that several releases may share a Redis",
     )
     store_url: str = Field("", description="Redis that keeps the programs' store; empty: it ends with control")
     store_password_file: Path | None = Field(None, description="file with the password of the store's Redis")

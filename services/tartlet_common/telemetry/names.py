@@ -59,6 +59,7 @@ METRIC_DIRECTORY_REBUILDS = "tartlet.directory.rebuilds"
 METRIC_DIRECTORY_LOSSES = "tartlet.directory.losses"
 METRIC_DIRECTORY_LEFT_OUT = "tartlet.directory.left_out"
 METRIC_DIRECTORY_RECALLED = "tartlet.directory.recalled"
+METRIC_LEADING = "tartlet.control.leading"
 METRIC_CERTIFICATE_EXPIRY = "tartlet.certificate.expiry"  # s since 1970
 METRIC_HTTP_DURATION = "http.server.request.duration"  # s
 METRIC_HTTP_ACTIVE = "http.server.active_requests"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+from collections.abc import Callable
 from math import inf
 from typing import Final
 
@@ -15,17 +16,18 @@ _POLL_S: Final = 0.05
 
 
 class FileLease:
-    """A lock on a file."""
+    """A lock on a file, which has the epoch and the holder's address in one line."""
 
     until = inf
 
-    def __init__(self, path: str, clock: Clock) -> None:
-        """Name the file. It is made when the lease is acquired."""
+    def __init__(self, path: str, advertised: str, clock: Clock) -> None:
+        """Name the file, which is made when the lease is acquired, and this control's address; "": none."""
         self._path = path
+        self._advertised = advertised
         self._clock = clock
         self._file: int | None = None
 
-    async def acquire(self) -> int:
+    async def acquire(self, on_leader: Callable[[str], None]) -> int:
         """Wait for the lock, and return the epoch: at least the wall clock."""
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         while True:
@@ -33,10 +35,12 @@ class FileLease:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
+                on_leader(_read(file)[1])
                 await asyncio.sleep(_POLL_S)
-        before = os.pread(file, 32, 0).strip()
-        epoch = max(epoch_of(self._clock.unix_ns()), int(before) + 1 if before.isdigit() else 0)
-        os.pwrite(file, b"%-31d\n" % epoch, 0)
+        epoch = max(epoch_of(self._clock.unix_ns()), _read(file)[0] + 1)
+        line = f"{epoch} {self._advertised}\n".encode()
+        os.pwrite(file, line, 0)
+        os.ftruncate(file, len(line))
         os.fsync(file)
         self._file = file
         return epoch
@@ -49,3 +53,9 @@ class FileLease:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _read(file: int) -> tuple[int, str]:
+    """Return the epoch and the address in the file; 0 and "" if it has none, or if another process is writing it."""
+    epoch, _, address = os.pread(file, 4096, 0).decode(errors="replace").partition(" ")
+    return int(epoch) if epoch.strip().isdigit() else 0, address.strip() if address.endswith("\n") else ""

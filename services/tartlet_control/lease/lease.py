@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Final, Protocol
 from urllib.parse import urlsplit
@@ -22,8 +23,11 @@ class Lease(Protocol):
     def until(self) -> float:
         """Until when this control leads for certain, in seconds on its monotonic clock."""
 
-    async def acquire(self) -> int:
-        """Wait until no other control leads, and lead. Returns the epoch."""
+    async def acquire(self, on_leader: Callable[[str], None]) -> int:
+        """Wait until no other control leads, and lead. Returns the epoch.
+
+        `on_leader` hears the address that the leader advertises, again and again; "": nobody leads, or it has none.
+        """
 
     async def keep(self) -> None:
         """Keep the lease until cancelled.
@@ -44,8 +48,9 @@ class NoLease:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    async def acquire(self) -> int:
+    async def acquire(self, on_leader: Callable[[str], None]) -> int:
         """Return the epoch, which is the wall clock."""
+        del on_leader  # nobody else leads
         return epoch_of(self._clock.unix_ns())
 
     async def keep(self) -> None:
@@ -68,7 +73,7 @@ def lease_of(settings: ControlSettings, clock: Clock) -> Lease:
         detail = f"lease_url begins with {parts.scheme}://; {', '.join(SCHEMES)} are known"
         raise InvalidConfig(role="control", detail=detail, remedy="Use file:///PATH or redis://HOST:PORT.")
     if parts.scheme == "file":
-        return FileLease(parts.path, clock)
+        return FileLease(parts.path, settings.advertise, clock)
     # here: a control without Redis starts sooner
     from tartlet_control.lease.redis_client import check_no_password
     from tartlet_control.lease.redis_lease import RedisLease

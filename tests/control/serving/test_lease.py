@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 
@@ -18,12 +19,17 @@ def made(url: str) -> Lease:
     return lease_of(ControlSettings(lease_url=url, lease_s=0.6), SystemClock())
 
 
+def nobody(leader: str) -> None:
+    """Hears of leaders without an address."""
+    assert leader == ""
+
+
 async def takes_turns(url: str) -> None:
     """Lets a second holder wait, and take over when the first one gives its lease back."""
     first, second = made(url), made(url)
-    epoch = await first.acquire()
+    epoch = await first.acquire(nobody)
     assert SystemClock().now() < first.until
-    waiting = asyncio.ensure_future(second.acquire())
+    waiting = asyncio.ensure_future(second.acquire(nobody))
     await asyncio.sleep(0.3)
     assert not waiting.done()
     await first.release()
@@ -44,8 +50,8 @@ async def test_a_lease_in_redis_has_one_holder(tmp_path: Path) -> None:
 async def test_a_holder_that_cannot_renew_stops_before_another_one_leads(tmp_path: Path) -> None:
     with redis_server(tmp_path / "redis") as server:
         first, second = made(server.url), made(server.url)
-        await first.acquire()  # and never renews, as a process that stands still
-        await second.acquire()
+        await first.acquire(nobody)  # and never renews, as a process that stands still
+        await second.acquire(nobody)
         assert SystemClock().now() >= first.until
         with pytest.raises(LeaseLost):
             await first.keep()
@@ -65,6 +71,52 @@ async def loses_redis(server: RedisServer, lease: Lease) -> None:
         async with asyncio.timeout(5):
             await keeping
     assert SystemClock().now() >= lease.until
+
+
+async def test_a_holder_keeps_its_lease_when_redis_is_emptied_and_nobody_else_gets_it(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis") as server:
+        first, second = made(server.url), made(server.url)
+        await first.acquire(nobody)
+        keeping, waiting = asyncio.ensure_future(first.keep()), asyncio.ensure_future(second.acquire(nobody))
+        for _ in range(3):
+            await asyncio.to_thread(server.command, "FLUSHALL")
+            await asyncio.sleep(0.3)
+            # either the holder renewed first, or the other one saw Redis empty, and then neither may lead at once
+            if keeping.done():
+                assert isinstance(keeping.exception(), LeaseLost)
+                assert not waiting.done()
+                break
+            assert SystemClock().now() < first.until
+            assert not waiting.done()
+        keeping.cancel()
+        await first.release()
+        async with asyncio.timeout(5):
+            await waiting
+        await second.release()
+
+
+async def test_nobody_leads_at_once_in_a_redis_that_may_have_been_emptied_under_a_leader(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis") as server:
+        first, second = made(server.url), made(server.url)
+        await first.acquire(nobody)  # and renews nothing, so the next one finds no trace of this one
+        await asyncio.to_thread(server.command, "FLUSHALL")
+        await second.acquire(nobody)
+        assert SystemClock().now() >= first.until
+        for lease in (first, second):
+            await lease.release()
+
+
+async def test_another_control_leads_although_the_memory_of_redis_is_full(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis") as server:
+        first, second = made(server.url), made(server.url)
+        await first.acquire(nobody)
+        await asyncio.to_thread(server.command, "CONFIG", "SET", "maxmemory", "1kb")
+        with pytest.raises(CalledProcessError):
+            await asyncio.to_thread(server.command, "-e", "SET", "key", "value")
+        async with asyncio.timeout(5):
+            await second.acquire(nobody)
+        for lease in (first, second):
+            await lease.release()
 
 
 def test_a_lease_url_must_be_known_and_hold_no_password() -> None:
