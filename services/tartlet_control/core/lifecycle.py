@@ -174,7 +174,7 @@ class Lifecycle:
         program.awaits_history = request.history
         if request.durable:
             program.epoch, program.run = request.epoch, request.run
-            program.answers = session.outbox.keeps[program.handle] = Answers(request.heard)
+            program.answers = session.outbox.keeps[program.handle] = Answers(request.heard, has_journal=request.running)
         self.on_start(program, request)
         return ""
 

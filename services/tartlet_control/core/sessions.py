@@ -1,13 +1,15 @@
 """The runtimes that have said Hello, and the programs that they start, announce and end.
 
 A runtime whose stream broke has a grace to come back. A request to start a program may have to wait for runtimes that
-aren't back yet, because one of them may run a program with the same idempotency key.
+aren't back yet, because one of them may run a program with the same idempotency key. The request also waits while the
+program that its key names may turn out never to have begun.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import Final
 
 from tartlet_common.clock import Clock
 from tartlet_common.config.settings import ControlSettings
@@ -17,6 +19,9 @@ from tartlet_control.core.runtimes.takeovers import Takeovers
 from tartlet_control.tables.programs import RuntimeSession
 
 log = logging.getLogger("tartlet.control")
+
+BEGINS_S: Final = 1.0
+"""For how long a runtime may leave open whether a program has begun. Runtimes of the last release never say so."""
 
 
 class Runtimes:
@@ -28,7 +33,7 @@ class Runtimes:
         self.clock = clock
         self.sessions: dict[str, RuntimeSession] = {}  # by runtime id
         self.takeovers = Takeovers(lifecycle, self.sessions, settings, clock)
-        self._waiting: list[tuple[RuntimeSession, StartRequest]] = []  # for other runtimes, which may know their keys
+        self._waiting: list[tuple[RuntimeSession, StartRequest]] = []  # until their keys are known
 
     def on_runtime(
         self,
@@ -121,7 +126,7 @@ class Runtimes:
         self.takeovers.name_owners()
 
     def on_start(self, session: RuntimeSession, request: StartRequest) -> None:
-        """Start a program for a runtime, or let the request wait for runtimes that may know its key."""
+        """Start a program for a runtime, or let the request wait until its key is known."""
         now = self.clock.now()
         try:
             if request.adopts:
@@ -140,15 +145,26 @@ class Runtimes:
         session.outbox.notices.started.append((request.handle, None, existing))
 
     def _may_be_known(self, request: StartRequest, now: float) -> bool:
-        """Return whether a runtime that isn't back yet, or a store, may have a program with the request's key."""
+        """Return whether it isn't known yet which program the request's key names.
+
+        A runtime that isn't back yet, or a store, may have one. Or the program that it names may never begin.
+        """
         keys = self.lifecycle.keys
-        if keys.named(request.tenant, request.idempotency_key):
-            return False
-        if not keys.returning(now) and not self.takeovers.is_searching:
-            return False
-        if len(self._waiting) >= self.settings.max_programs:
+        if named := keys.named(request.tenant, request.idempotency_key):
+            waits = named != request.program_id and self._may_never_begin(named, now)
+        else:
+            waits = keys.returning(now) or self.takeovers.is_searching
+        if waits and len(self._waiting) >= self.settings.max_programs:
             raise Overloaded(what="control's program table", limit=self.settings.max_programs)
-        return True
+        return waits
+
+    def _may_never_begin(self, program_id: str, now: float) -> bool:
+        """Return whether a program may be forgotten, because its runtime dies before its journal is stored."""
+        program = self.lifecycle.programs.get(program_id)
+        if program is None or program.has_begun:
+            return False
+        is_gone = program_id in self.takeovers.orphans or program.session.gone_since is not None
+        return is_gone or now - program.started_s < BEGINS_S
 
     def _forget_waiting(self, session: RuntimeSession, handle: int | None = None) -> None:
         self._waiting = [(s, r) for s, r in self._waiting if s is not session or handle not in (None, r.handle)]

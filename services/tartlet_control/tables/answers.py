@@ -30,11 +30,12 @@ class Answers:
         [9]
     """
 
-    __slots__ = ("_kept", "stored")
+    __slots__ = ("_kept", "has_journal", "stored")
 
-    def __init__(self, stored: int = 0) -> None:
-        """Begin behind the record of a number."""
+    def __init__(self, stored: int = 0, *, has_journal: bool = False) -> None:
+        """Begin behind the record of a number. `has_journal`: the program's journal is known to be stored."""
         self.stored = stored
+        self.has_journal = has_journal
         self._kept: deque[Answer] = deque()
 
     @property
@@ -47,7 +48,8 @@ class Answers:
         self._kept.append(answer)
 
     def store(self, count: int) -> None:
-        """Forget the records up to number `count`."""
+        """Forget the records up to number `count`, which the journal has."""
+        self.has_journal = True
         kept = self._kept
         while self.stored < count and kept:
             kept.popleft()

@@ -312,6 +312,11 @@ class ProgramState:
         self.span: Any = None
 
     @property
+    def has_begun(self) -> bool:
+        """Whether its guest is known to have begun: then its journal is stored, if it has one."""
+        return self.answers is None or self.answers.has_journal or self.commands > 0
+
+    @property
     def poisoned(self) -> Poison | None:
         """The cause of a queue that is poisoned now; None if no queue is."""
         return next((q.poison for q in self.queues.values() if q.poison is not None), None)

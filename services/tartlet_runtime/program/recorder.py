@@ -59,7 +59,8 @@ class Recorder:
         self._room = room
         self._degrades = degrades
         self._stored = stored
-        self.heard = self._told = heard
+        self.heard = heard
+        self._told = -1  # how many of them were told to be stored; that the journal is stored is told, too
         self._barrier = 0  # the turn of the last record
         self._held: deque[tuple[int, Action]] = deque()
 
@@ -122,7 +123,7 @@ class Recorder:
     # ---- what the journals say (`journals.Waiter`) --------------------------------------------------------------
 
     def acknowledge(self, heard: int) -> None:
-        """Tell how many of control's records are stored, if there are more than before."""
+        """Tell that the journal is stored, and how many of control's records it has, if there are more than before."""
         if heard != self._told and self._stored is not None:
             self._told = heard
             self._stored(heard)

@@ -302,3 +302,26 @@ def test_a_kill_reaches_the_next_runtime() -> None:
     other = core.on_runtime("rt2", "two", "unix:rt2", [], journals="store")
     core.on_start(other, StartRequest(1, "p", durable=True, adopts=True, epoch=taken(other)[1]))
     assert [(h, type(e)) for h, e in other.outbox.notices.kills] == [(1, Overloaded)]
+
+
+def test_a_key_names_a_program_only_once_its_journal_is_known_to_be_stored() -> None:
+    host, _ = durable_host()
+    core, asked = host.core, StartRequest(7, "q", idempotency_key="k", durable=True, epoch=1)
+    core.takeovers.on_found(host.session, [], is_last=True)
+    other = core.on_runtime("rt2", "two", "unix:rt2", [], journals="store")
+    core.on_start(host.session, asked)
+    core.on_start(other, replace(asked, handle=1, program_id="q2"))
+    assert other.outbox.notices.started == [], "q's runtime may die before q's journal is stored"
+    core.lose_runtime(host.session)
+    core.tick()
+    assert other.outbox.notices.started == []
+    (epoch,) = (epoch for program_id, epoch, _ in other.outbox.notices.takeovers if program_id == "q")
+    lost = StartRequest(2, "q", durable=True, adopts=True, epoch=epoch, lost=UnknownProgram(program="q"))
+    core.on_start(other, lost)
+    core.tick()
+    assert other.outbox.notices.started == [(1, None, "")], "q has never begun, so the key names q2"
+    third = core.on_runtime("rt3", "three", "unix:rt3", [], journals="store")
+    core.on_stored(other, (1).to_bytes(4, "little"), (0).to_bytes(8, "little"))
+    core.on_start(third, replace(asked, program_id="q3"))
+    assert third.outbox.notices.started == [(7, None, "q2")]
+    core.check_ledgers()
