@@ -20,7 +20,7 @@ from tartlet_worker.checkpoints.weights import WeightReader
 from tartlet_worker.csr import Ints
 from tartlet_worker.engine import ignore_computing
 from tartlet_worker.models.base import Decoder, ForwardPlan
-from tartlet_worker.models.feed_forward import FeedForward, feed_forward
+from tartlet_worker.models.feed_forward import Experts, FeedForward, feed_forward, groups
 from tartlet_worker.models.kv_store import KvStore, Places, TorchStore, rms_norm, shifted_rms_norm
 from tartlet_worker.models.linear import Linear, make_linear
 from tartlet_worker.models.lora import Adapters
@@ -84,7 +84,7 @@ class TorchDecoder(Decoder):
     @property
     def capturable(self) -> bool:
         """Whether a CUDA graph can hold a pass: what is launched doesn't depend on values."""
-        return not self.config.experts and self._adapters is None
+        return self._adapters is None and not any(isinstance(layer.ffn, Experts) for layer in self._layers)
 
     def _load_layer(self, reader: WeightReader, i: int) -> DecoderLayer:
         p = f"model.layers.{i}."
@@ -99,6 +99,18 @@ class TorchDecoder(Decoder):
             modules = [f"{p}{name}" for name in names]
             return self._adapters.wrap(made, modules, [reader.rows(f"{module}.weight") for module in modules])
 
+        def stacked(parts: list[tuple[str, ...]]) -> Tensor:
+            out: Tensor | None = None
+            for at, names in enumerate(parts):  # on the host there is one at a time
+                weight = reader.cat(*(f"{p}{name}.weight" for name in names))
+                if out is None:
+                    out = torch.empty(len(parts), *weight.shape, dtype=weight.dtype, device=self._device)
+                out[at].copy_(weight)
+            assert out is not None
+            return out
+
+        grouped = self._adapters is None and not self._invariant and groups(self._device, self.embedding.dtype)
+
         def norm(name: str) -> Tensor:
             return reader.get(f"{p}{name}.weight").to(self._device)
 
@@ -109,7 +121,7 @@ class TorchDecoder(Decoder):
             k_norm=norm("self_attn.k_norm") if self.config.qk_norm else None,
             out=linear("self_attn.o_proj"),
             post_norm=norm("post_attention_layernorm"),
-            ffn=feed_forward(self.config, i, linear),
+            ffn=feed_forward(self.config, i, linear, stacked if grouped else None),
             window=self.config.windows[i],
         )
 
