@@ -43,7 +43,7 @@ def _forks(args: tuple[str, ...]) -> bool:
 
 replay = _tool("replay", "Run a recorded program again from its journal, without an engine.")
 test = _tool("test", "Run recorded runs against a new version of their program.")
-journals = _tool("journals", "List, export and import the journals of runs.")
+journals = _tool("journals", "List, export and import the journals of runs, or make a trace of them.")
 
 _FIXED = {"native": False, "inferlet": False, "seed": None, "durability": None, "no_journal": False}
 """What a fork has of its recorded run, or can't have."""

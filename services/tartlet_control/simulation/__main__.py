@@ -20,6 +20,7 @@ from tartlet_control.placement.policies import PLACEMENTS, Placement
 from tartlet_control.simulation import formats, load
 from tartlet_control.simulation.compare import Row, compare, known
 from tartlet_control.simulation.costs import Costs, read
+from tartlet_control.simulation.figures import FIGURES, Setting
 from tartlet_control.simulation.load import Trace
 from tartlet_control.simulation.plot import svg
 
@@ -36,6 +37,8 @@ Examples:
   tartlet simulate --costs costs.json --load 1.1
   tartlet simulate --memory-tokens 20000 --swap-us 5
   tartlet simulate --plot orders.svg --loads 0.8,0.95,1.1
+  tartlet simulate --figure 15 --plot fleet.svg --mix chat --engines 64 --programs 20 --order plas
+  tartlet simulate --journals journals/ --rescale --load 1.1
 """
 
 
@@ -59,6 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
         return order
 
     names = tuple(dict.fromkeys(args.order or LIVE))
+    if args.figure:
+        _plot(args, costs, names, make)
+        return 0
     placement = Placement(args.placement)
     rows = compare(
         traces,
@@ -74,6 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     if args.plot:
+        args.json, args.figure = None, "12"
         _plot(args, costs, names, make)
     return 0
 
@@ -82,6 +89,10 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the arguments; the costs in a file stand for those that aren't given."""
     parser = _parser()
     args = parser.parse_args(arguments)
+    if args.journals:
+        parser.error("--journals: only the command `tartlet simulate` replays journals; it passes on a --trace")
+    if args.figure and not args.plot:
+        parser.error("--figure: name a file for the figure with --plot")
     if args.costs is None:
         return args
     costs = read(args.costs)
@@ -103,17 +114,29 @@ def _refused(error: TartletError) -> int:
 
 
 def _plot(args: argparse.Namespace, costs: Costs, names: Sequence[str], make: Callable[[str], Order]) -> None:
-    """Draw response times over loads, as Autellix's Figures 12 (mean) and 13 (tail) do."""
-    panels: dict[str, dict[str, list[float]]] = {"mean response, s": {}, "99th percentile, s": {}}
-    loads = sorted({*args.loads})
-    for at in loads:
-        traces, _ = _load(args, costs, at)
-        _progress(f"load {at:g} ...")
-        for row in compare(traces, names, costs, make, engines=args.engines, placement=Placement(args.placement)):
-            panels["mean response, s"].setdefault(row.order, []).append(row.mean_s)
-            panels["99th percentile, s"].setdefault(row.order, []).append(row.p99_s)
+    """Draw a figure."""
     title = f"{args.trace.name if args.trace else args.mix}, {args.slots} slots"
-    args.plot.write_text(svg(title, loads, panels, "load"))
+
+    def loaded(at: float, engines: int, programs: int) -> list[Trace]:
+        some = argparse.Namespace(**vars(args) | {"engines": engines, "programs": programs})
+        return _load(some, costs, at)[0][:programs]
+
+    setting = Setting(
+        title=title,
+        names=names,
+        make=make,
+        costs=costs,
+        loads=sorted({*args.loads}),
+        engines=args.engines,
+        placement=Placement(args.placement),
+        programs=args.most if args.trace else args.programs,
+        load=loaded,
+        told=_progress,
+    )
+    drawing = FIGURES[args.figure](setting)
+    args.plot.write_text(svg(drawing.title, drawing.x, drawing.panels, drawing.x_label))
+    if args.json:
+        args.json.write_text(json.dumps(asdict(drawing), indent=1) + "\n")
 
 
 def _load(args: argparse.Namespace, costs: Costs, at: float) -> tuple[list[Trace], list[Trace]]:
@@ -180,9 +203,18 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="programs from a file instead: one JSON object a line, Mooncake's requests, or a CSV file of Azure's",
     )
+    p.add_argument(
+        "--journals", metavar="PLACE", help="recorded runs instead, from a directory of a runtime's journals"
+    )
     p.add_argument("--most", type=_count, default=5000, help="first programs of a file (default: %(default)s)")
     p.add_argument("--rescale", action="store_true", help="let the programs of a file arrive at --load")
-    p.add_argument("--plot", type=Path, metavar="FILE", help="write response times over loads here, as SVG")
+    p.add_argument("--plot", type=Path, metavar="FILE", help="draw a figure here, as SVG")
+    p.add_argument(
+        "--figure",
+        choices=list(FIGURES),
+        help="which of Autellix, for --plot, instead of the table: 12, 13: response over loads (the default), 14: "
+        "placements, 15: rates of up to --engines engines, 16: programs that arrive at once, 18: equal steps",
+    )
     p.add_argument("--loads", type=_loads, default=[0.5, 0.8, 0.95, 1.1], help="for --plot (default: 0.5,0.8,0.95,1.1)")
     p.add_argument("--programs", type=_count, default=500, help="how many (default: %(default)s)")
     p.add_argument("--past", type=_whole, default=2000, help="past programs that gittins knows (default: %(default)s)")

@@ -43,6 +43,10 @@ class _Run:
     wave: int = -1
     open_calls: int = 0
     home: str = ""
+    context: int = 0
+    """Tokens with which its next calls begin: of the longest call of each wave so far."""
+    there: dict[str, int] = field(default_factory=dict)
+    """How many of these tokens each engine has computed."""
 
 
 @dataclass(slots=True)
@@ -56,12 +60,20 @@ class Outcome:
     """How often a call that had run was left out of the next round and went on later."""
     restored: int = 0
     """Tokens that were computed or copied again because the memory had been needed for others."""
+    prefilled: int = 0
+    """Tokens of prompts that were computed, without those that were restored."""
     ended_s: float = 0.0
     """When the last program ended."""
 
 
 def simulate(
-    traces: list[Trace], order: Order, costs: Costs, engines: int = 1, placement: Placement | None = None
+    traces: list[Trace],
+    order: Order,
+    costs: Costs,
+    engines: int = 1,
+    placement: Placement | None = None,
+    *,
+    histories: bool = False,
 ) -> Outcome:
     """Run a load under an order, until all programs have ended.
 
@@ -71,8 +83,10 @@ def simulate(
         costs: of the steps.
         engines: that serve the load.
         placement: chooses the engine of each call; None: the one with the fewest calls.
+        histories: whether a call begins with what its program has computed so far, as the calls of a conversation do.
+            On an engine that hasn't computed all of that, the rest is prefilled too. Engines forget nothing.
     """
-    return _Fleet(traces, order, costs, engines, placement or Placement()).run()
+    return _Fleet(traces, order, costs, engines, placement or Placement(), histories=histories).run()
 
 
 class _Server:
@@ -85,21 +99,29 @@ class _Server:
         self.programs: dict[Program, int] = {}  # calls of each
         self.busy = False
 
-    def view(self, costs: Costs) -> EngineView:
-        """Return what a placement is told."""
+    def view(self, costs: Costs, held: int = 0) -> EngineView:
+        """Return what a placement is told; `held`: of the call's tokens, those that the engine has computed."""
         token_s = costs.step_s(costs.slots) / costs.slots
         waiting_s = sum(costs.prefill_s * call.prefill + token_s * call.decode for call in self.calls)
-        return EngineView(
-            self.name, len(self.calls), len(self.programs), waiting_s, free_pages=1 << 40, token_s=costs.prefill_s
-        )
+        return EngineView(self.name, len(self.calls), len(self.programs), waiting_s, 1 << 40, costs.prefill_s, held)
 
 
 class _Fleet:
-    def __init__(self, traces: list[Trace], order: Order, costs: Costs, engines: int, placement: Placement) -> None:
+    def __init__(
+        self,
+        traces: list[Trace],
+        order: Order,
+        costs: Costs,
+        engines: int,
+        placement: Placement,
+        *,
+        histories: bool,
+    ) -> None:
         self.order = order
         self.costs = costs
         self.traces = traces
         self.placement = placement
+        self.histories = histories
         self.book = Book()
         self.servers = {name: _Server(name) for name in (f"e{n:03d}" for n in range(engines))}
         self.events: list[tuple[float, int, Callable[[], None]]] = []
@@ -145,17 +167,30 @@ class _Fleet:
     def _begin(self, run: _Run) -> None:
         wave = run.trace.waves[run.wave]
         run.open_calls = len(wave)
+        last: dict[str, int] = {}  # tokens of the wave's longest call on each engine
         for number, (prefill, decode) in enumerate(wave):
             thread = run.program.threads.setdefault(number, Thread(run.program))
             accounts.waits(thread, self.now)
             server = self._choose(run, prefill + decode)
-            server.calls.add(_Call(thread, run, prefill, decode), thread)
+            missing = max(0, run.context - run.there.get(server.name, 0))
+            run.there[server.name] = run.context
+            server.calls.add(_Call(thread, run, missing + prefill, decode), thread)
             server.programs[run.program] = server.programs.get(run.program, 0) + 1
+            self.outcome.prefilled += missing + prefill
+            if self.histories and len(self.servers) > 1:
+                last[server.name] = max(last.get(server.name, 0), prefill + decode)
+        if last:
+            for name, tokens in last.items():
+                run.there[name] += tokens
+            run.context += max(last.values())
 
     def _choose(self, run: _Run, tokens: int) -> _Server:
         if len(self.servers) == 1:
             return next(iter(self.servers.values()))
-        view = View(tuple(server.view(self.costs) for server in self.servers.values()), self.placed)
+        held = run.there
+        views = (server.view(self.costs, held.get(name, 0)) for name, server in self.servers.items())
+        view = View(tuple(views), self.placed)
+        tokens += run.context
         self.placed += 1
         name = self.placement.place(view, Hints(tokens, home=run.home))
         if tokens > self.placement.short_tokens:

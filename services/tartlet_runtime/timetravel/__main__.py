@@ -161,6 +161,37 @@ def export(args: argparse.Namespace) -> int:
     return _say(found, f"written to {args.file}")
 
 
+def trace(args: argparse.Namespace) -> int:
+    """Write the calls of a directory's runs as a trace."""
+    from tartlet_runtime.timetravel.calls import trace_of
+    from tartlet_runtime.timetravel.rerun import Rerun, sandbox
+
+    place = finding.place_of(args.journals)
+    if place.url:
+        raise InvalidArgument(argument="--journals", detail="a trace is made of a directory's journals")
+    found = sorted((each.parsed for _, each in finding.all_in(place.directory)), key=lambda p: p.header.start_ns)
+    lines = []
+    with sandbox() as box:
+        for parsed in found:
+            header = parsed.header
+            rerun = Rerun(header, [record for record in parsed.records if record.kind == Kind.DELIVERY])
+            try:
+                box.check(header, header.source)
+                box.run(rerun, header.source)
+            except TartletError as e:
+                sys.stderr.write(f"journal of {header.program_id} left out: {e.name}: {e.explained}\n")
+                continue
+            told = trace_of(rerun, found[0].header.start_ns)
+            if told is not None:
+                lines.append(json.dumps(told) + "\n")
+    if not lines:
+        detail = f"{place} has no journal of a program that computed anything, and that can be run again"
+        raise InvalidArgument(argument="--journals", detail=detail)
+    args.file.write_text("".join(lines))
+    sys.stderr.write(f"{len(lines)} of {len(found)} runs written to {args.file}\n")
+    return 0
+
+
 def import_(args: argparse.Namespace) -> int:
     """Put a journal from a file where a runtime's journals are."""
     found, place = finding.read(args.file), finding.place_of(args.journals)
@@ -204,6 +235,8 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--json", dest="as_json", action="store_true", help="print JSON, a line for each journal")
     made = _command(kinds, "export", export, [places], "Write a run's journal to a file of this user's.")
     made.add_argument("run", metavar="RUN", help=_RUN)
+    made.add_argument("file", metavar="FILE", type=Path)
+    made = _command(kinds, "trace", trace, [places], _TRACE)
     made.add_argument("file", metavar="FILE", type=Path)
     made = _command(kinds, "import", import_, [places], "Put a journal from a file where a runtime keeps journals.")
     made.add_argument("file", metavar="FILE", type=Path)
@@ -252,8 +285,15 @@ the same.
 Examples:
   tartlet test journals/ agent.py              # the runs of programs whose file was agent.py
   tartlet test failed.journal agent.py --json"""
+_TRACE = """\
+Write the calls of a directory's runs as a trace for `tartlet simulate`: each run is replayed, and its calls' tokens and
+pauses are noted. `tartlet simulate --journals PLACE` does both at once. A run that can't be replayed is left out.
+
+Examples:
+  tartlet journals trace programs.jsonl
+  tartlet simulate --trace programs.jsonl --rescale --load 1.1"""
 _JOURNALS_TEXT = """\
-List, export and import the journals of runs. A journal holds all that its program was told.
+List, export and import the journals of runs, or make a trace of them. A journal holds all that its program was told.
 
 Examples:
   tartlet journals list
