@@ -68,13 +68,19 @@ class Source:
 
     @staticmethod
     def from_file(path: str | Path, language: Language | None = None) -> Source:
-        """Read a program from a file: Wasm if its first bytes or its suffix .wasm say so, else Python.
+        """Read a program from a file or a directory.
+
+        A file is a Wasm module if its first bytes or its suffix .wasm say so, else Python: a text, or the archive of a
+        program of several files. Of a directory such an archive is made (see `from_directory`).
 
         Raises:
             InvalidSource: the file can't be read, or is empty.
             SourceTooLarge: the file is larger than `MAX_SOURCE_BYTES`; the rest of it isn't read.
+            InvalidBundle, BundleTooLarge, NativePackage, PackagesMissing: the directory is refused.
         """
         path = Path(path)
+        if path.is_dir():
+            return Source.from_directory(path)
         try:
             size = path.stat().st_size
             if size <= MAX_SOURCE_BYTES:
@@ -91,6 +97,28 @@ class Source:
             wasm = data.startswith(_WASM_MAGIC) or path.suffix == ".wasm"
             language = Language.WASM if wasm else Language.PYTHON
         return Source(data, language, os.fsencode(path).decode(errors="replace"))
+
+    @staticmethod
+    def from_directory(path: str | Path, *, upgrade: bool = False) -> Source:
+        """Make a program of a directory: its `main.py`, the modules beside it, and the packages of requirements.txt.
+
+        The same files give the same digest. docs/guide.md says what is taken.
+
+        Args:
+            path: the directory.
+            upgrade: whether the packages of requirements.txt are resolved again, even if they were before.
+
+        Raises:
+            InvalidBundle: it can't be read, holds a link, or lacks the file to begin with.
+            BundleTooLarge: it has too many files, or too many bytes.
+            NativePackage: a file or a package is machine code.
+            PackagesMissing: a package can't be had.
+        """
+        from tartlet_common.bundles.project import bundle
+
+        path = Path(path)
+        name = os.fsencode(path if path.name else path.resolve()).decode(errors="replace")
+        return Source(bundle(path, upgrade=upgrade), Language.PYTHON, name)
 
 
 def check_source(given: object) -> None:

@@ -13,7 +13,8 @@ from tartlet_common.rpc import grpc_io as _grpc_io  # noqa: F401 - before gRPC i
 
 _COMMANDS = {  # name: (module, one line of help); in the order of the help
     "run": ("commands.run", "Run a program to its end, with a server of its own or on a running one."),
-    "new": ("commands.new", "Write a commented program to start from."),
+    "build": ("commands.authoring", "Make one archive of a program of several files."),
+    "new": ("commands.authoring", "Write a commented program to start from."),
     "serve": ("commands.serve", "Run control, runtime and a worker in the foreground."),
     "launch": ("commands.programs", "Launch a program on a server and print its id."),
     "ps": ("commands.programs", "List programs."),

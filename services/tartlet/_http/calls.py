@@ -29,6 +29,7 @@ from tartlet.model import (
     check_name,
     check_source,
 )
+from tartlet_common.bundles.layout import is_bundle
 from tartlet_common.errors.registry import Disconnected, InvalidArgument, TartletError, Unavailable
 from tartlet_common.rpc.endpoints import Tls
 
@@ -234,6 +235,8 @@ def _source(source: Source) -> dict[str, Any]:
         raise InvalidArgument(argument="source", detail="native programs are launched on the runtime's machine only")
     if source.language is Language.WASM:
         return {"wasm": _text(source.data), "filename": source.filename}
+    if is_bundle(source.data):
+        return {"bundle": _text(source.data), "filename": source.filename}
     try:
         return {"source": source.data.decode(), "filename": source.filename}
     except UnicodeDecodeError as e:
@@ -284,7 +287,8 @@ def _info(told: dict[str, Any]) -> ProgramInfo:
 
 
 def _entry(told: dict[str, Any]) -> CatalogueEntry:
-    data = base64.b64decode(told["wasm"]) if "wasm" in told else told.get("source", "").encode()
+    coded = told.get("wasm") or told.get("bundle")
+    data = base64.b64decode(coded) if coded else told.get("source", "").encode()
     return CatalogueEntry(
         name=told["name"],
         source=Source(data, Language(told["language"]), told["filename"]),

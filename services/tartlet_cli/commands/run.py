@@ -31,6 +31,7 @@ from tartlet_cli.console.options import (
     wants_help,
 )
 from tartlet_cli.console.recorded import Forking, divergence, journal_of
+from tartlet_common.bundles.layout import is_bundle
 from tartlet_common.errors.registry import Diverged, InvalidSource
 
 _NATIVE_GRACE_S = 2.0
@@ -78,7 +79,7 @@ _JOURNAL_DIR = "TARTLET_RUNTIME_JOURNAL_DIR"
 @json_option
 @click.pass_context
 def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any) -> None:
-    """Run a program (a .py file or a core .wasm module) and stream its output.
+    """Run a program (a .py file, a directory, an archive or a core .wasm module) and stream its output.
 
     Options of this command may stand anywhere; all other options, and everything after `--`, go to the program.
 
@@ -86,6 +87,7 @@ def run(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: Any)
     Examples:
       tartlet run inferlets/std/text_completion.py --prompt "374+588=" --max-tokens 64
       tartlet run my_program.py --model /path/to/checkpoint --temperature 0.7
+      tartlet run my_agent --question "Why?"      # a directory with main.py: a program of several files
       tartlet run --native my_program.py          # pdb and prints work
       tartlet run --engine fake my_program.py     # no model, no torch
       tartlet run --server local my_program.py    # on a running `tartlet serve`
@@ -292,7 +294,7 @@ class _Session:
                 return await talk(client, run.program_id, self._follow(run), quiet=options.quiet)
             if not options.native:
                 return await self._follow(run)
-            async with self._native_process(client, run.guest_token):
+            async with self._native_process(client, run.guest_token, source):
                 return await self._follow(run)
         finally:
             run.cancel()
@@ -327,7 +329,7 @@ class _Session:
         return exits.exit_code(ended.error, ended=True) if ended.error is not None else exits.PROGRAM_FAILED
 
     @contextlib.asynccontextmanager
-    async def _native_process(self, client: Any, token: str) -> Any:
+    async def _native_process(self, client: Any, token: str, source: Any) -> Any:
         """The guest outside the sandbox, on this terminal; it ends with the block."""
         from tartlet_common.rpc.endpoints import unix_path
 
@@ -335,6 +337,17 @@ class _Session:
         if path is None:
             raise click.UsageError("--native needs a server on this machine (its guest socket is a Unix one)")
         env = {**os.environ, "TARTLET_GUEST_SOCKET": str(path.parent / "guest.sock"), "TARTLET_GUEST_TOKEN": token}
+        with contextlib.ExitStack() as files:
+            if is_bundle(source.data):
+                archive = files.enter_context(tempfile.NamedTemporaryFile(prefix="tartlet-", suffix=".zip"))
+                archive.write(source.data)
+                archive.flush()
+                env["TARTLET_GUEST_ARCHIVE"] = archive.name
+            async with self._native(env) as process:
+                yield process
+
+    @contextlib.asynccontextmanager
+    async def _native(self, env: dict[str, str]) -> Any:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "inferlet._running.native", self._options.file, *self._options.args, env=env
         )

@@ -52,10 +52,10 @@ _NOT_THE_SOURCE = 400  # errors with this number or a higher one are the system'
 )
 @click.option("--force-conflicts", is_flag=True, help="Overwrite fields that other field managers own.")
 def apply(file: str, timeout_s: float, *, dry_run: bool, wait: bool, force_conflicts: bool, **options: Any) -> None:
-    """Store a program (a .py file or a core .wasm module) on a cluster, as an Inferlet that runs can name.
+    """Store a program (a .py file, a directory, an archive or a core .wasm module) on a cluster, as an Inferlet.
 
-    The Inferlet holds the source; a module, or more than 512 KiB of text, goes into a ConfigMap beside it. Applying
-    again replaces the program. The command uses server-side apply, as field manager `tartlet-cli`.
+    The Inferlet holds the source; what is no text, or more than 512 KiB of it, goes into a ConfigMap beside it.
+    Applying again replaces the program. The command uses server-side apply, as field manager `tartlet-cli`.
 
     \b
     Examples:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tartlet_cli.cluster.errors import PackageMissing, TooLargeForObjects
+from tartlet_common.bundles.layout import is_bundle
 from tartlet_common.errors.registry import InvalidArgument, InvalidSource
 
 Manifest = dict[str, Any]
@@ -34,7 +35,7 @@ class NewInferlet:
 
     Args:
         name: the Inferlet's name.
-        data: the source: Python text, or a core Wasm module.
+        data: the source: Python text, the archive of several Python files, or a core Wasm module.
         wasm: whether the source is a Wasm module.
         filename: the file's name; a ConfigMap keeps the source under this key.
         pool: the EnginePool to use, or "".
@@ -89,7 +90,7 @@ def config_map_name(inferlet: str) -> str:
 
 
 def inferlet(program: NewInferlet) -> Manifest:
-    """Make the Inferlet's manifest; the source is inline unless it is a module or too large.
+    """Make the Inferlet's manifest; the source is inline unless it is a module, an archive, or too large.
 
     Raises:
         InvalidArgument: both a pool and a model are given.
@@ -98,7 +99,7 @@ def inferlet(program: NewInferlet) -> Manifest:
     """
     if program.pool and program.model:
         raise InvalidArgument(argument="--model", detail="a pool has a model: give --pool or --model, not both")
-    text = None if program.wasm else _text(program)
+    text = None if _is_binary(program) else _text(program)
     spec: Manifest = {"language": "Wasm" if program.wasm else "Python"}
     if text is not None and _size(text) <= INLINE_BYTES:
         spec["source"] = {"inline": text}
@@ -127,7 +128,7 @@ def config_map(program: NewInferlet, made: Manifest, owner_uid: str = "") -> Man
         owner = {"apiVersion": API_VERSION, "kind": "Inferlet", "name": program.name, "uid": owner_uid}
         metadata["ownerReferences"] = [owner]
     body: Manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-    if program.wasm:
+    if _is_binary(program):
         return body | {"binaryData": {reference["key"]: base64.b64encode(program.data).decode()}}
     return body | {"data": {reference["key"]: program.data.decode()}}
 
@@ -168,6 +169,10 @@ def to_json(manifests: list[Manifest]) -> str:
     """Write one object, or several as a List."""
     shown = manifests[0] if len(manifests) == 1 else {"apiVersion": "v1", "kind": "List", "items": manifests}
     return json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
+
+
+def _is_binary(program: NewInferlet) -> bool:
+    return program.wasm or is_bundle(program.data)
 
 
 def _text(program: NewInferlet) -> str:

@@ -29,7 +29,7 @@ from tartlet_gateway.runs.caller import Caller
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 HTML: Final = "text/html"
-_SOURCES: Final = ("multipart/form-data", "text/x-python", "application/wasm")
+_SOURCES: Final = ("multipart/form-data", "text/x-python", "application/zip", "application/wasm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 import tartlet
+from tartlet_common.bundles.layout import is_bundle
 from tartlet_gateway.openai.bodies import decoded
 from tartlet_gateway.openai.errors import ApiError
 from tartlet_gateway.runs.sessions import Session, own_session, session_of
@@ -22,10 +23,14 @@ _WASM: Final = b"\0asm"
 
 
 class Program(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A program: Python text in `source`, or a Wasm module in base64 in `wasm`; as multipart, the file `source`."""
+    """A program: Python text in `source`, or base64 in `wasm` (a module) or `bundle` (an archive of Python files).
+
+    As multipart, each of them is the file `source`.
+    """
 
     source: str | None = None
     wasm: bytes | None = None
+    bundle: bytes | None = None
     filename: str = ""
     model: str = ""
     pool: str = ""
@@ -34,10 +39,16 @@ class Program(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=Tr
 
     def given(self) -> tartlet.Source | None:
         """Return the source that the request brings, None for none."""
+        if sum(each is not None for each in (self.source, self.wasm, self.bundle)) > 1:
+            raise ApiError(
+                400, "Give one of source, wasm and bundle.", param="wasm" if self.wasm is not None else "bundle"
+            )
         if self.wasm is not None:
-            if self.source is not None:
-                raise ApiError(400, "Give either source or wasm.", param="wasm")
             return tartlet.Source(self.wasm, tartlet.Language.WASM, self.filename or "program.wasm")
+        if self.bundle is not None:
+            if not is_bundle(self.bundle):
+                raise ApiError(400, "bundle: no archive: make one with `tartlet build`.", param="bundle")
+            return tartlet.Source(self.bundle, tartlet.Language.PYTHON, self.filename or "program.zip")
         if self.source is None:
             return None
         return tartlet.Source.python(self.source, self.filename or "program.py")
@@ -174,9 +185,12 @@ async def program_of(decoder: msgspec.json.Decoder[T], headers: Any, content_typ
             return decoded(decoder, body)
         case "multipart/form-data":
             return await _multipart(decoder, headers, body)
-        case "application/wasm" | "application/octet-stream" | "text/x-python" | "text/plain":
+        case "application/wasm" | "application/zip" | "application/octet-stream" | "text/x-python" | "text/plain":
             return _with_source(decoded(decoder, b"{}"), body, "")
-    raise ApiError(415, "Send JSON, multipart/form-data with the file `source`, text/x-python or application/wasm.")
+    raise ApiError(
+        415,
+        "Send JSON, multipart/form-data with the file `source`, text/x-python, application/zip or application/wasm.",
+    )
 
 
 async def _multipart(decoder: msgspec.json.Decoder[T], headers: Any, body: bytes) -> T:
@@ -204,11 +218,13 @@ async def _multipart(decoder: msgspec.json.Decoder[T], headers: Any, body: bytes
 
 
 def _with_source(request: T, data: bytes, filename: str) -> T:
-    """Return the request with a file as its source: Wasm by its first bytes, else Python."""
-    if request.source is not None or request.wasm is not None:
+    """Return the request with a file as its source: Wasm or an archive by its first bytes, else Python."""
+    if request.source is not None or request.wasm is not None or request.bundle is not None:
         raise ApiError(400, "The source came twice.", param="source")
     if data.startswith(_WASM) or filename.endswith(".wasm"):
         request.wasm = data
+    elif is_bundle(data):
+        request.bundle = data
     else:
         try:
             request.source = data.decode()

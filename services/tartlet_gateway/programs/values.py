@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 import tartlet
+from tartlet_common.bundles.layout import is_bundle
 from tartlet_common.errors.registry import TartletError
 from tartlet_gateway.programs.errors import TypedError
 
@@ -71,6 +72,8 @@ def entry_value(entry: tartlet.CatalogueEntry) -> dict[str, Any]:
     kind = {"source": source.data.decode(errors="replace")} if source.data else {}
     if source.data and source.language is not tartlet.Language.PYTHON:
         kind = {"wasm": base64.b64encode(source.data).decode()}
+    elif is_bundle(source.data):
+        kind = {"bundle": base64.b64encode(source.data).decode()}
     return {
         "object": "inferlet",
         "name": entry.name,

@@ -7,6 +7,8 @@ import logging
 import weakref
 from collections import OrderedDict
 
+from tartlet_common.bundles.checking import check_bundle
+from tartlet_common.bundles.layout import guest_text, is_bundle
 from tartlet_common.config.settings import RuntimeSettings
 from tartlet_common.errors.registry import InternalError, InvalidSource, ProgramFailed, StartFailed, TartletError
 from tartlet_protos import common_pb2
@@ -38,12 +40,10 @@ log = logging.getLogger(__name__)
 _Source = common_pb2.Source
 _MODULES_KEPT = 256
 _CHECK_SOURCE = """
-import sys, traceback
+import sys
+from inferlet._running.guest import check
 def main():
-    try:
-        compile(sys.argv[1], sys.argv[2], "exec")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
-        return "".join(traceback.format_exception_only(e)) or repr(e)
+    return check(sys.argv[1], sys.argv[2]) or None
 """
 
 
@@ -82,7 +82,7 @@ class WasmGuest:
             random=GuestRandom(spec.seed) if spec.durable or spec.seeded else SystemRandom(),
         )
         is_python = spec.language == _Source.PYTHON
-        self.fiber.start(spec.source.decode() if is_python else "", spec.filename, spec.args)
+        self.fiber.start(guest_text(spec.source) if is_python else "", spec.filename, spec.args)
         self.step = self.fiber.step
         self.deliver = self.fiber.deliver
         self.wake = self.fiber.wake
@@ -146,6 +146,7 @@ class WasmGuests:
         self._ledger = ledger
         self.host = WasmHost(config, aot=aot, ledger=ledger)
         self._modules: OrderedDict[str, LinkedModule] = OrderedDict()
+        self._checked: OrderedDict[str, None] = OrderedDict()  # digests of archives
         self._python: LinkedModule | None = None
         self._python_error: TartletError | None = None
         self._flags = flags_digest()
@@ -182,9 +183,10 @@ class WasmGuests:
         Raises:
             StartFailed: it is a Python program and there is no Python component.
             InvalidSource: its source isn't UTF-8.
+            InvalidBundle, BundleTooLarge, NativePackage: its archive is refused.
         """
         if spec.language == _Source.PYTHON:
-            check_text(spec.source)
+            self._check(spec)
             return self._maker(self._python_module())
         module = self._modules.get(spec.digest)
         if module is None:
@@ -235,8 +237,9 @@ class WasmGuests:
 
         Raises:
             InvalidSource: it has a syntax error, or takes longer than a program may compute.
+            InvalidBundle, BundleTooLarge, NativePackage: it is an archive that is refused.
         """
-        text = check_text(source).removeprefix("\ufeff")
+        text = check_text(source)
         limits = GuestLimits(cpu_burst_s=limit_s)
         guest = self.host.create(self._python_module(), hooks=QuietHooks(), limits=limits)
         try:
@@ -250,6 +253,17 @@ class WasmGuests:
             raise InvalidSource(detail=str(outcome.error) if outcome else "it could not be compiled")
         if outcome.text and outcome.text != "None":
             raise InvalidSource(detail=outcome.text)
+
+    def _check(self, spec: ProgramSpec) -> None:
+        """Check a source, an archive once."""
+        if spec.digest in self._checked:
+            self._checked.move_to_end(spec.digest)
+            return
+        check_text(spec.source)
+        if is_bundle(spec.source):
+            self._checked[spec.digest] = None
+            while len(self._checked) > _MODULES_KEPT:
+                self._checked.popitem(last=False)
 
     def begin_step(self, guest: Guest) -> None:
         """Let a sandboxed guest compute on another thread."""
@@ -284,11 +298,15 @@ class WasmGuests:
 
 
 def check_text(source: bytes) -> str:
-    """Return Python source as text.
+    """Return Python source as the guest takes it: text, or an archive with one character for each byte.
 
     Raises:
         InvalidSource: it isn't UTF-8, or has a NUL.
+        InvalidBundle, BundleTooLarge, NativePackage: it is an archive that is refused.
     """
+    if is_bundle(source):
+        check_bundle(source)
+        return guest_text(source)
     try:
         text = source.decode()
     except UnicodeDecodeError as e:

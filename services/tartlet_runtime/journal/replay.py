@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tartlet_common.bundles.layout import guest_text
 from tartlet_common.errors.registry import Diverged, InvalidSource, TartletError
 from tartlet_protos import common_pb2
 from tartlet_runtime.abi.guest import Delivery, Phase
@@ -93,7 +94,7 @@ def replay_wasm(
     records = [record for record in records if record.kind == Kind.DELIVERY]
     replayer = Replayer(header, records)
     is_python = header.language == common_pb2.Source.PYTHON
-    outcome = run_guest(wasm, module, header, replayer, header.source.decode() if is_python else "", header.args)
+    outcome = run_guest(wasm, module, header, replayer, guest_text(header.source) if is_python else "", header.args)
     if outcome is None:
         return Replayed(replayer.submissions, replayer.output, ended=False)
     if isinstance(outcome.error, Diverged):

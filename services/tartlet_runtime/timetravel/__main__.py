@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tartlet_common.bundles.layout import guest_text
 from tartlet_common.errors.exit_codes import PROGRAM_FAILED, exit_code
 from tartlet_common.errors.registry import Diverged, InvalidArgument, ProgramFailed, TartletError
 from tartlet_protos import common_pb2
@@ -54,7 +55,9 @@ def replay(args: argparse.Namespace) -> int:
             raise InvalidArgument(argument="--native", detail="this run's program is a WebAssembly module")
         from tartlet_runtime.timetravel import native
 
-        outcome = native.run(header, deliveries, source.decode(), header.args, until=until, debug=not args.no_debugger)
+        outcome = native.run(
+            header, deliveries, guest_text(source), header.args, until=until, debug=not args.no_debugger
+        )
         if args.no_debugger and outcome.failure:
             sys.stderr.write(outcome.failure + "\n")
     else:
@@ -220,12 +223,21 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--no-debugger", action="store_true", help="with --native: without pdb")
     made.add_argument("--until", type=_count, metavar="N", help="stop behind N deliveries; with --native in pdb")
     made.add_argument(
-        "--source", metavar="FILE", type=Path, help="run this version of the program; it may add, and change nothing"
+        "--source",
+        metavar="FILE",
+        type=Path,
+        help="run this version of the program, a file or a directory; it may add, and change nothing",
     )
 
     made = _command(commands, "test", test, [], _TEST)
     made.add_argument("dir", metavar="DIR", type=Path, help="directory of journals, or one journal")
-    made.add_argument("file", metavar="FILE", type=Path, nargs="+", help="new versions of programs; names tell whose")
+    made.add_argument(
+        "file",
+        metavar="FILE",
+        type=Path,
+        nargs="+",
+        help="new versions of programs, files or directories; names tell whose",
+    )
     made.add_argument("--json", dest="as_json", action="store_true", help="print JSON, a line for each run")
 
     form = argparse.RawDescriptionHelpFormatter

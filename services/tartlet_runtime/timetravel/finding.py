@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tartlet_common.bundles.project import bundle
 from tartlet_common.config.load import load
 from tartlet_common.config.paths import make_private
 from tartlet_common.config.settings import RuntimeSettings
@@ -90,11 +91,14 @@ def read(path: Path) -> Found:
 
 
 def source(path: Path) -> bytes:
-    """Read a program.
+    """Read a program: a file, or a directory as an archive.
 
     Raises:
         InvalidArgument: it can't be read.
+        InvalidBundle, BundleTooLarge, NativePackage, PackagesMissing: the directory is refused.
     """
+    if path.is_dir():
+        return bundle(path)
     try:
         return path.read_bytes()
     except OSError as e:

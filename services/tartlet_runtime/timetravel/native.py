@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 import inferlet.errors
 from inferlet._running import guest
+from inferlet._running.bundle import PACKAGES, Bundle, is_bundle
 from inferlet._wire import host
 from inferlet._wire.channel import Channel, channel
 from tartlet_common.errors.registry import Diverged
@@ -109,7 +110,7 @@ class JournalBackend:
         self.until = 0
         self.debugger: Debugger | None = None
         self.diverged: Diverged | None = None
-        self.lines: list[int] = []  # of the program, since the last wait
+        self.lines: list[str] = []  # of the program, since the last wait
         self.is_stopped = False
 
     def submit(self, data: bytes) -> None:
@@ -125,7 +126,7 @@ class JournalBackend:
             raise _Stop(1)
         record = self._records[self.at]
         if record.digest != self._digest.value():
-            lines = ", ".join(map(str, dict.fromkeys(self.lines))) or "none"
+            lines = ", ".join(dict.fromkeys(self.lines)) or "none"
             detail = f"the program's commands are not those it gave then; lines that gave commands since: {lines}"
             self.diverged = Diverged(wait=self.at + 1, detail=detail)
             self.stop()
@@ -157,7 +158,7 @@ def run(
     Args:
         header: of the journal.
         records: its deliveries.
-        source: the program's text.
+        source: the program's text, or its archive with one character for each byte.
         args: its arguments.
         until: stop in the debugger behind so many deliveries; None: at the program's first line.
         debug: whether pdb is wanted.
@@ -170,8 +171,10 @@ def run(
     shown = Shown(terminal[1], terminal[2])
     backend = JournalBackend(header, records, clock, shown)
     host.backend = backend
-    _note_lines(header.filename, backend.lines)
-    debugger = Debugger(header.filename, terminal[0], terminal[1], backend.stop) if debug else None
+    bundle = Bundle(source, header.filename) if is_bundle(source) else None
+    main = header.filename if bundle is None else bundle.entry
+    _note_lines(main, "" if bundle is None else bundle.root, backend.lines)
+    debugger = Debugger(main, terminal[0], terminal[1], backend.stop) if debug else None
     if debugger is not None:
         sys.breakpointhook = lambda *_, **__: debugger.begin()
         backend.debugger, backend.until = debugger, until or 0
@@ -211,16 +214,21 @@ def _execute(header: JournalHeader, source: str, args: Sequence[str], chance: Gu
         guest.flush()
 
 
-def _note_lines(filename: str, lines: list[int]) -> None:
+def _note_lines(main: str, root: str, lines: list[str]) -> None:
+    """Note the line of the program that gives each command; `root` is the directory of a program of several files."""
     record = Channel.record
+
+    def is_own(filename: str) -> bool:
+        return filename == main or bool(root and filename.startswith(root) and PACKAGES not in filename)
 
     def noted(self: Channel, *args: Any, **kwargs: Any) -> int:
         ticket = record(self, *args, **kwargs)
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the program's line
-        while frame is not None and frame.f_code.co_filename != filename:
+        while frame is not None and not is_own(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is not None:
-            lines.append(frame.f_lineno)
+            place = frame.f_code.co_filename
+            lines.append(f"{'' if place == main else place.removeprefix(root) + ':'}{frame.f_lineno}")
         return ticket
 
     Channel.record = noted  # type: ignore[method-assign]

@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from inferlet._running.bundle import Bundle
+from tartlet_common.bundles.checking import check_bundle
+from tartlet_common.bundles.layout import guest_text, is_bundle
+from tartlet_common.bundles.packing import amended
 from tartlet_common.errors.registry import Diverged, InvalidSource, TartletError
 from tartlet_protos import common_pb2
 from tartlet_runtime.abi.commands import Command, commands_of
@@ -25,22 +29,27 @@ def __note_lines():
     import os, sys
     from inferlet._wire.channel import Channel
     record = Channel.record
-    own = __note_lines.__code__.co_filename
+    own, root = __note_lines.__code__.co_filename, ROOT
+    def is_own(name):
+        return name == own or (root and name.startswith(root) and not name.startswith(root + "site-packages/"))
     def noted(self, *args, **kwargs):
         ticket, frame = record(self, *args, **kwargs), sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename != own:
+        while frame is not None and not is_own(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is not None:
-            os.write(1, b"%d %d\\n" % (ticket, frame.f_lineno))
+            os.write(1, b"%d %d %s\\n" % (ticket, frame.f_lineno, frame.f_code.co_filename.encode("utf-8", "replace")))
         return ticket
     noted.__code__ = noted.__code__.replace(co_filename="<lines>")
     Channel.record = noted
 __note_lines()
 del __note_lines
 """
-"""Stands behind a program's source. It tells the host, past the SDK, which line gave each command."""
+"""Stands behind a program's source. It tells the host, past the SDK, which line gave each command.
 
-_MAIN = re.compile(r"^(async )?def main\b", re.MULTILINE)
+ROOT is the directory of a program of several files, and "" for other programs.
+"""
+
+_MAIN = re.compile(rb"^(async )?def main\b", re.MULTILINE)
 
 AtWait = Callable[["Rerun", JournalRecord], None]
 
@@ -64,7 +73,7 @@ class Rerun:
     check: AtWait = recorded_digests
     on_command: Callable[[Command], None] | None = None
     commands: list[Command] = field(default_factory=list)
-    lines: dict[int, int] = field(default_factory=dict)  # by ticket
+    lines: dict[int, str] = field(default_factory=dict)  # FILE:LINE by ticket
     waits: list[int] = field(default_factory=list)  # commands before each wait
     digest: CommandDigest = field(default_factory=CommandDigest)
     at: int = 0  # deliveries told
@@ -82,10 +91,11 @@ class Rerun:
 
     def on_output(self, stream: int, data: bytes) -> None:
         """Take the lines that the tracer tells."""
-        for line in data.decode("ascii", "replace").splitlines():
-            ticket, _, number = line.partition(" ")
+        for line in data.decode(errors="replace").splitlines():
+            ticket, _, place = line.partition(" ")
+            number, _, file = place.partition(" ")
             if ticket.isdigit() and number.isdigit():
-                self.lines[int(ticket)] = int(number)
+                self.lines[int(ticket)] = f"{file}:{number}"
 
     def on_wait(self, request: WaitRequest) -> Delivery | None:
         """Return what the program was told then, or None at the end of the journal."""
@@ -103,8 +113,7 @@ class Rerun:
 
     def line_of(self, command: Command) -> str:
         """Return the place of the program that gave a command, or "" if the SDK gave it by itself."""
-        line = self.lines.get(command.ticket)
-        return f"{self.header.filename}:{line}" if line else ""
+        return self.lines.get(command.ticket, "")
 
     def where(self) -> str:
         """Return words about the last command and its line."""
@@ -158,9 +167,7 @@ class Sandbox:
         """
         header = rerun.header
         is_python = header.language == common_pb2.Source.PYTHON
-        text = source.decode() if is_python else ""
-        if _MAIN.search(text):  # else everything is over when the tracer begins
-            text += _TRACER
+        text = _traced(source, header.filename) if is_python else ""
         outcome = run_guest(
             self._wasm, self._module(header, source), header, rerun, text, header.args if args is None else args
         )
@@ -179,6 +186,25 @@ class Sandbox:
             is_python = header.language == common_pb2.Source.PYTHON
             self._modules[key] = self._wasm.load(python_guest() if is_python else self._wasm.aot.compile(source))
         return self._modules[key]
+
+
+def _traced(source: bytes, filename: str) -> str:
+    """Return a Python program with the tracer behind its text, in the form in which the guest takes it.
+
+    Raises:
+        InvalidBundle, BundleTooLarge, NativePackage: it is an archive that is refused.
+    """
+
+    def behind(text: bytes, root: str) -> bytes:
+        if not _MAIN.search(text):  # everything is over when the tracer begins
+            return text
+        return text + _TRACER.replace("ROOT", repr(root)).encode()
+
+    if not is_bundle(source):
+        return behind(source, "").decode()
+    entry = check_bundle(source)
+    root = Bundle(guest_text(source), filename).root
+    return guest_text(amended(source, entry, lambda text: behind(text, root)))
 
 
 @contextmanager

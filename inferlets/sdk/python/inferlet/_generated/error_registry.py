@@ -254,6 +254,42 @@ class NotForkable(RequestError):
     remedy: ClassVar[str] = "Fork it behind an earlier delivery, or with the models that the recorded run had."
 
 
+class InvalidBundle(RequestError):
+    """128: the program of several files was refused: {detail}."""
+
+    number: ClassVar[int] = 128
+    message: ClassVar[str] = "the program of several files was refused: {detail}"
+    remedy: ClassVar[str] = "Correct the directory, or make the archive with `tartlet build DIR`."
+
+
+class BundleTooLarge(RequestError):
+    """129: the program's {what}: {size}; the limit is {limit}."""
+
+    number: ClassVar[int] = 129
+    message: ClassVar[str] = "the program's {what}: {size}; the limit is {limit}"
+    remedy: ClassVar[str] = (
+        "Leave files out (`exclude` in [tool.tartlet] of pyproject.toml), or send large data as messages."
+    )
+
+
+class NativePackage(RequestError):
+    """130: {package} isn't pure Python: {detail}."""
+
+    number: ClassVar[int] = 130
+    message: ClassVar[str] = "{package} isn't pure Python: {detail}"
+    remedy: ClassVar[str] = (
+        "Use a pure-Python package instead; `tartlet run --native FILE` runs a program with what is installed."
+    )
+
+
+class PackagesMissing(RequestError):
+    """131: the packages of {requirements} can't be had: {detail}."""
+
+    number: ClassVar[int] = 131
+    message: ClassVar[str] = "the packages of {requirements} can't be had: {detail}"
+    remedy: ClassVar[str] = "Correct requirements.txt, and check the package index; packages need wheels."
+
+
 class ProgramFailed(ProgramError):
     """201: the program raised an exception."""
 
@@ -750,6 +786,10 @@ REGISTRY: dict[int, type[TartletError]] = {
     125: GrammarRefused,
     126: UnknownAdapter,
     127: NotForkable,
+    128: InvalidBundle,
+    129: BundleTooLarge,
+    130: NativePackage,
+    131: PackagesMissing,
     201: ProgramFailed,
     202: ProgramTrapped,
     203: CorruptModule,

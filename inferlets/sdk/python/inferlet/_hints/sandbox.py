@@ -18,7 +18,10 @@ _INPUT = "The sandbox has no standard input: `await inferlet.receive()` gives wh
 _NETWORK = f"The sandbox has no network. {_OUTSIDE}"
 _PROCESSES = f"The sandbox has no processes and no shell. {_OUTSIDE}"
 _THREADS = f"The sandbox has no threads: asyncio does several things at once. {_OUTSIDE}"
-_PACKAGES = f"The sandbox has no modules beside `inferlet` and the standard library's. {_OUTSIDE}"
+_PACKAGES = (
+    "The sandbox has no modules beside `inferlet`, the standard library's and those that the program brings: make it a "
+    f"directory with its modules and a requirements.txt. {_OUTSIDE}"
+)
 _LIBRARY = f"The sandbox has not all of the standard library. {_OUTSIDE}"
 
 _MODULES = {

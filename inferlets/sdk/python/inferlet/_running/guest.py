@@ -10,8 +10,9 @@ import inspect
 import os
 import random
 import sys
+import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import inferlet
@@ -20,6 +21,7 @@ from inferlet._hints.source import defines_alone
 from inferlet._hints.tracebacks import format_error, remember
 from inferlet._models import models, vocab
 from inferlet._running import output
+from inferlet._running.bundle import Bundle, is_bundle
 from inferlet._running.loop import Loop
 from inferlet._wire.channel import channel
 from inferlet._wire.channel import reset as reset_channel
@@ -39,7 +41,7 @@ def run(source: str, filename: str, args: Sequence[str]) -> str | None:
     """Run a program to its end.
 
     Args:
-        source: the program's Python text.
+        source: the program's Python text, or the archive of a program of several files, one character a byte.
         filename: its name in tracebacks.
         args: its arguments, in `sys.argv` after its name.
 
@@ -88,7 +90,34 @@ def start(args: Sequence[str]) -> None:
 
 def execute(source: str, filename: str, args: Sequence[str]) -> str | None:
     """Run the program with the present streams and random numbers; see `run`."""
-    source = source.removeprefix("\ufeff")  # what some editors write first, and CPython takes
+    if not is_bundle(source):
+        return _execute(
+            source.removeprefix("\ufeff"), filename, args
+        )  # what some editors write first, and CPython takes
+    bundle = Bundle(source, filename)
+    with bundle.installed():
+        return _execute(bundle.entry_source(), bundle.entry, args)
+
+
+def check(source: str, filename: str) -> str:
+    """Compile a program without running it; return what is wrong with it, "" for nothing.
+
+    Args:
+        source: as for `run`.
+        filename: its name in messages.
+    """
+    texts: Iterable[tuple[str, str | bytes]] = [(filename, source.removeprefix("\ufeff"))]
+    if is_bundle(source):
+        texts = Bundle(source, filename).sources()
+    for path, text in texts:
+        try:
+            compile(text, path, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            return "".join(traceback.format_exception_only(error)) or repr(error)
+    return ""
+
+
+def _execute(source: str, filename: str, args: Sequence[str]) -> str | None:
     remember(filename, source)
     argv, sys.argv = sys.argv, [filename, *args]
     new_event_loop, before = asyncio.events.new_event_loop, sys.modules.get("__main__")

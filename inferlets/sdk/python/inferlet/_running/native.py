@@ -4,7 +4,8 @@ Usage: python -m inferlet._running.native FILE [ARGS...]
 
 The program is a process: prints go to the terminal, breakpoints work, and every module can be imported. Commands,
 limits and journal are those of a program in the sandbox. TARTLET_GUEST_SOCKET says where the runtime listens, and
-TARTLET_GUEST_TOKEN which launch this is. `tartlet run --native FILE` sets both.
+TARTLET_GUEST_TOKEN which launch this is. `tartlet run --native FILE` sets both. TARTLET_GUEST_ARCHIVE names the archive
+of a program of several files; FILE is then the directory's name for tracebacks.
 
 Frames are `u32 length, u8 kind, body`, little-endian. The length counts kind and body.
 """
@@ -106,9 +107,8 @@ def main(argv: list[str]) -> int:
     host.backend = backend
     guest.start(args)
     guest.seed_random(bytes.fromhex(welcome["random"]))
-    sys.path.insert(0, str(Path(path).resolve().parent))  # the program may import its neighbours, as any script
     try:
-        result = guest.execute(Path(path).read_text(encoding="utf-8"), path, args)
+        result = guest.execute(_source(path), path, args)
         guest.flush()
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is its result
         text: str = getattr(error, "guest_traceback", None) or f"{type(error).__name__}: {error}"
@@ -117,6 +117,15 @@ def main(argv: list[str]) -> int:
         return 1
     _end(backend, b"\1" + (result or "").encode(errors="replace")[:_MOST_SAID])
     return 0
+
+
+def _source(path: str) -> str:
+    """Return the program; a file may import its neighbours, as any script."""
+    archive = os.environ.pop("TARTLET_GUEST_ARCHIVE", "")
+    if archive:
+        return Path(archive).read_bytes().decode("latin-1")
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    return Path(path).read_text(encoding="utf-8")
 
 
 def _end(backend: SocketBackend, body: bytes) -> None:
