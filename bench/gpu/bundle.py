@@ -157,15 +157,24 @@ def make(target: Path, aot: Path | None = None) -> int:
     return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
 
 
+def built_modules() -> Path | None:
+    """Return where `make setup` puts FlashInfer's sources, if modules were built there; else None."""
+    found = Path(sys.prefix, "flashinfer", "flashinfer", "data", "aot")
+    return found if any(found.glob("*/*.so")) else None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line: 1 if the bundle is too large to travel."""
     parser = argparse.ArgumentParser(prog="make gpu-bundle", description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument(
-        "--aot", type=Path, metavar="DIR", help="data/aot of a FlashInfer whose modules were built ahead of time"
-    )
+        "--aot", type=Path, metavar="DIR", default=built_modules(),
+        help="data/aot of a FlashInfer whose modules were built ahead of time (default: that of `make setup`)",
+    )  # fmt: skip
     parser.add_argument("--target", type=Path, default=BUNDLE, help="the folder that is made anew")
     args = parser.parse_args(argv)
     size = make(args.target, args.aot)
+    carried = len(list(args.aot.glob("*/*.so"))) if args.aot else 0
+    sys.stdout.write(f"{carried} of FlashInfer's modules were built; the proof builds the others\n")
     for file in sorted(args.target.rglob("*")):
         if file.is_file():
             sys.stdout.write(f"{file.stat().st_size / (1 << 20):6.1f} MiB  {file.relative_to(args.target)}\n")

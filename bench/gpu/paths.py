@@ -16,6 +16,8 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 BUNDLE: Final = ROOT / ".gpu"
 BUNDLED_PYTHON: Final = (3, 12)
+NO_BUILDS: Final = "FLASHINFER_DISABLE_JIT"
+"""The variable that keeps FlashInfer from compiling; a worker then takes the paths that are ready."""
 SOURCES: Final = ("", "services", "gpu_worker", "operator", "protos", "inferlets/sdk/python")
 
 
@@ -52,6 +54,7 @@ def environment(base: Mapping[str, str], scratch: Path, site: Path | None, *, re
         "TRITON_CACHE_DIR": base.get("TRITON_CACHE_DIR", str(scratch / "triton")),
         "TRITON_INTERPRET": "1" if rehearse else "0",
         "TARTLET_GPU_SCRATCH": str(scratch),
+        NO_BUILDS: "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
     }

@@ -14,6 +14,8 @@ class Step:
     module: str
     limit_s: int
     about: str
+    needs_kernels: bool = False
+    """Whether the step is about FlashInfer, whose modules may still be built."""
 
 
 STEPS: Final = (
@@ -21,7 +23,13 @@ STEPS: Final = (
     Step("tests", "suites", 95, "the tests that need a card, by gathered pages and by Triton's kernels"),
     Step("weights", "weights", 45, "checkpoints of the 1B and 8B shapes with random weights"),
     Step("baseline", "baseline", 40, "the bare loop without graphs, batch 1 and 32"),
-    Step("flashinfer", "flashinfer", 50, "FlashInfer: import, kernels, results against gathered pages"),
+    Step(
+        "flashinfer",
+        "flashinfer",
+        50,
+        "FlashInfer: import, kernels, results against gathered pages",
+        needs_kernels=True,
+    ),
     Step("graphs", "graphs", 50, "capture all graphs; replays against eager steps; what graphs hold"),
     Step("decode", "decode", 105, "milliseconds of a decode step for each path, batch and shape"),
     Step("programs", "programs", 90, "time a token through core-Wasm programs over the bare loop"),

@@ -26,6 +26,7 @@ from typing import Any
 
 from tartlet_worker.attention import flashinfer_modules as modules
 
+IMAGE_ARCHITECTURE = "9.0a"
 PLAIN, CAUSAL, CUSTOM = 0, 1, 2
 """FlashInfer's `MaskMode`, as its sources are numbered."""
 
@@ -178,7 +179,9 @@ def _build_one(root: Path, name: str, spec: Any) -> Built:
 def main(argv: list[str]) -> int:
     """Build the modules that this program is asked for."""
     parser = argparse.ArgumentParser(description="Build FlashInfer's modules into its package.")
-    parser.add_argument("--architectures", default="9.0a", help="compute capabilities, separated by spaces")
+    parser.add_argument(
+        "--architectures", help="compute capabilities, separated by spaces (default: of the GPU here, else 9.0a)"
+    )
     parser.add_argument(
         "--head-dims", type=int, nargs="+", default=modules.HEAD_DIMS, choices=modules.HEAD_DIMS, help="sizes of heads"
     )
@@ -195,12 +198,32 @@ def main(argv: list[str]) -> int:
     if root is None:
         print("flashinfer-python is not installed", file=sys.stderr)  # noqa: T201 - a command's output
         return 1
+    if lacks := modules.tools_lack():
+        print(lacks, file=sys.stderr)  # noqa: T201 - a command's output
+        return 1
     try:
-        build(wanted, root, args.architectures, only=args.only, jobs=args.jobs, tell=lambda made: _say(str(made)))
+        build(
+            wanted,
+            root,
+            args.architectures or architecture_here(),
+            only=args.only,
+            jobs=args.jobs,
+            tell=lambda made: _say(str(made)),
+        )
     except BuildFailed as failed:
         print(failed, file=sys.stderr)  # noqa: T201 - a command's output
         return 1
     return 0
+
+
+def architecture_here() -> str:
+    """Return the architecture of this machine's GPU, or the one that images are built for."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return IMAGE_ARCHITECTURE
+    major, minor = torch.cuda.get_device_capability()
+    return f"{major}.{minor}{'a' if major >= 9 else ''}"
 
 
 def _say(text: str) -> None:

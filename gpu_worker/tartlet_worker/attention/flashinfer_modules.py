@@ -151,7 +151,7 @@ def lacks(needs: Needs, capability: str, root: Path | None = None) -> str:
         version = "of unknown version"
     if version != VERSION:
         return f"flashinfer-python is {version}, and only {VERSION} is tested"
-    missing, tools = unbuilt(needs, capability, root), _tools_lack()
+    missing, tools = unbuilt(needs, capability, root), tools_lack()
     return f"{missing}, and {tools}" if missing and tools else ""
 
 
@@ -185,7 +185,7 @@ def unbuilt(needs: Needs, capability: str, root: Path | None = None) -> str:
     return f"{len(missing)} of FlashInfer's modules aren't built ({missing[0]})" if missing else ""
 
 
-def _tools_lack() -> str:
+def tools_lack() -> str:
     """Return what building modules lacks here, a clause, or ""."""
     if os.environ.get("FLASHINFER_DISABLE_JIT"):
         return "FLASHINFER_DISABLE_JIT forbids to build them"

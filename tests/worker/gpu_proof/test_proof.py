@@ -7,17 +7,20 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bench.gpu import classes, step
+from bench.gpu import classes, proof, step
 from bench.gpu.bundle import PACKAGES, assemble, locked, needed
+from bench.gpu.kernels import Kernels
 from bench.gpu.loops import Rig
-from bench.gpu.paths import environment
+from bench.gpu.paths import NO_BUILDS, environment
 from bench.gpu.plan import STEPS, TOTAL_S, Step, limit_of
 from bench.gpu.proof import ARCHIVE, keep, main, prove
 from bench.gpu.record import Record
@@ -60,6 +63,90 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_next(tmp_path: Path) -> No
     assert records[1]["reason"]
     with tarfile.open(tmp_path / ARCHIVE) as packed:
         assert {"baseline.json", "weights.json", "weights.log"} <= set(packed.getnames())
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_build_in_the_background_is_recorded_and_ends_with_the_proof(tmp_path: Path) -> None:
+    env = environment(os.environ, tmp_path, None, rehearse=False)
+    assert env[NO_BUILDS] == "1"  # no step compiles
+    build = f"""
+import os, pathlib, sys, time
+assert {NO_BUILDS!r} not in os.environ
+print("module: 3 s, 12 bytes", flush=True)
+if sys.argv[1] == "hangs":
+    if child := os.fork():
+        pathlib.Path({str(tmp_path)!r}, "child").write_text(str(child))
+    time.sleep(600)
+sys.exit(int(sys.argv[1]))
+"""
+    for how, outcome in (("0", "passed"), ("1", "failed"), ("hangs", "timeout")):
+        kernels = Kernels(tmp_path, env, ("-c", build, how))
+        if how == "hangs":
+            wait_for(lambda: (tmp_path / "child").exists() and bool((tmp_path / "child").read_text()))
+            assert kernels.running()
+            assert kernels.record()["outcome"] == "running"
+        else:
+            kernels.wait(60)
+        told = kernels.stop()
+        assert told["outcome"] == outcome
+        assert told["data"]["built"] == ["module: 3 s, 12 bytes"]
+        assert json.loads((tmp_path / "kernels.json").read_text()) == told
+        assert not kernels.running()
+    child = int((tmp_path / "child").read_text())
+    wait_for(lambda: gone(child))
+
+
+def test_the_steps_wait_a_while_for_flashinfers_modules_and_go_on_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = []
+
+    class Slow:
+        """A build that ends only with the proof."""
+
+        def __init__(self, work: Path, env: Any) -> None:
+            said.append("began")
+
+        def wait(self, most_s: float) -> None:
+            said.append(f"waited {most_s:.0f}")
+
+        def running(self) -> bool:
+            return True
+
+        def record(self) -> dict[str, Any]:
+            return {"step": "kernels", "outcome": "running"}
+
+        def stop(self) -> dict[str, Any]:
+            said.append("stopped")
+            return {"step": "kernels", "outcome": "timeout"}
+
+    def run_step(step: Step, *_: Any) -> dict[str, Any]:
+        said.append(step.name)
+        return {"step": step.name, "outcome": "passed"}
+
+    monkeypatch.setattr(proof, "Kernels", Slow)
+    monkeypatch.setattr(proof, "run_step", run_step)
+    steps = [BY_NAME["baseline"], BY_NAME["flashinfer"]]
+    records = prove(steps, tmp_path, rehearse=False)
+    assert said == ["began", "baseline", "waited 60", "flashinfer", "stopped"]
+    assert all(record["beside_a_build"] for record in records)
+    said.clear()
+    prove(steps, tmp_path, rehearse=False, without_flashinfer=True)
+    prove(steps, tmp_path, rehearse=True)
+    assert said == ["baseline", "flashinfer"] * 2
 
 
 def test_a_failed_check_fails_the_preflight(tmp_path: Path) -> None:
