@@ -21,6 +21,50 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class ExportJournalRequest(_message.Message):
+    """The journal of a run, of which the caller may read the output, from the store of the runtime that is asked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRAM_ID_FIELD_NUMBER: _builtins.int
+    program_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        program_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["program_id", b"program_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportJournalRequest: _TypeAlias = ExportJournalRequest  # noqa: Y015
+
+@_typing.final
+class ImportJournalReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRAM_ID_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    program_id: _builtins.str
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        program_id: _builtins.str = ...,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "program_id", b"program_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportJournalReply: _TypeAlias = ImportJournalReply  # noqa: Y015
+
+@_typing.final
 class ValidateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

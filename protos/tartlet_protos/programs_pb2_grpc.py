@@ -70,6 +70,16 @@ class ProgramsStub:
                 request_serializer=tartlet_dot_v1_dot_programs__pb2.ListRequest.SerializeToString,
                 response_deserializer=tartlet_dot_v1_dot_programs__pb2.ListReply.FromString,
                 _registered_method=True)
+        self.ExportJournal = channel.unary_stream(
+                '/tartlet.v1.Programs/ExportJournal',
+                request_serializer=tartlet_dot_v1_dot_programs__pb2.ExportJournalRequest.SerializeToString,
+                response_deserializer=tartlet_dot_v1_dot_common__pb2.BlobChunk.FromString,
+                _registered_method=True)
+        self.ImportJournal = channel.stream_unary(
+                '/tartlet.v1.Programs/ImportJournal',
+                request_serializer=tartlet_dot_v1_dot_common__pb2.BlobChunk.SerializeToString,
+                response_deserializer=tartlet_dot_v1_dot_programs__pb2.ImportJournalReply.FromString,
+                _registered_method=True)
         self.RuntimeState = channel.unary_unary(
                 '/tartlet.v1.Programs/RuntimeState',
                 request_serializer=tartlet_dot_v1_dot_programs__pb2.RuntimeStateRequest.SerializeToString,
@@ -130,6 +140,20 @@ class ProgramsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExportJournal(self, request, context):
+        """Journals of recorded runs, in chunks; the first one names digest and size. An import puts the journal of an ended run
+        into the runtime's store, where replays and forks find it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportJournal(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RuntimeState(self, request, context):
         """State, engines and counters of this runtime, for `tartlet top` and `doctor`.
         """
@@ -174,6 +198,16 @@ def add_ProgramsServicer_to_server(servicer, server):
                     servicer.List,
                     request_deserializer=tartlet_dot_v1_dot_programs__pb2.ListRequest.FromString,
                     response_serializer=tartlet_dot_v1_dot_programs__pb2.ListReply.SerializeToString,
+            ),
+            'ExportJournal': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportJournal,
+                    request_deserializer=tartlet_dot_v1_dot_programs__pb2.ExportJournalRequest.FromString,
+                    response_serializer=tartlet_dot_v1_dot_common__pb2.BlobChunk.SerializeToString,
+            ),
+            'ImportJournal': grpc.stream_unary_rpc_method_handler(
+                    servicer.ImportJournal,
+                    request_deserializer=tartlet_dot_v1_dot_common__pb2.BlobChunk.FromString,
+                    response_serializer=tartlet_dot_v1_dot_programs__pb2.ImportJournalReply.SerializeToString,
             ),
             'RuntimeState': grpc.unary_unary_rpc_method_handler(
                     servicer.RuntimeState,
@@ -370,6 +404,60 @@ class Programs:
             '/tartlet.v1.Programs/List',
             tartlet_dot_v1_dot_programs__pb2.ListRequest.SerializeToString,
             tartlet_dot_v1_dot_programs__pb2.ListReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportJournal(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tartlet.v1.Programs/ExportJournal',
+            tartlet_dot_v1_dot_programs__pb2.ExportJournalRequest.SerializeToString,
+            tartlet_dot_v1_dot_common__pb2.BlobChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportJournal(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/tartlet.v1.Programs/ImportJournal',
+            tartlet_dot_v1_dot_common__pb2.BlobChunk.SerializeToString,
+            tartlet_dot_v1_dot_programs__pb2.ImportJournalReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,11 @@ class ProgramsStub:
     Send: _grpc.UnaryUnaryMultiCallable[_programs_pb2.SendRequest, _programs_pb2.SendReply]
     Kill: _grpc.UnaryUnaryMultiCallable[_programs_pb2.KillRequest, _programs_pb2.KillReply]
     List: _grpc.UnaryUnaryMultiCallable[_programs_pb2.ListRequest, _programs_pb2.ListReply]
+    ExportJournal: _grpc.UnaryStreamMultiCallable[_programs_pb2.ExportJournalRequest, _common_pb2.BlobChunk]
+    """Journals of recorded runs, in chunks; the first one names digest and size. An import puts the journal of an ended run
+    into the runtime's store, where replays and forks find it.
+    """
+    ImportJournal: _grpc.StreamUnaryMultiCallable[_common_pb2.BlobChunk, _programs_pb2.ImportJournalReply]
     RuntimeState: _grpc.UnaryUnaryMultiCallable[_programs_pb2.RuntimeStateRequest, _programs_pb2.RuntimeStateReply]
     """State, engines and counters of this runtime, for `tartlet top` and `doctor`."""
 
@@ -74,6 +79,11 @@ class ProgramsAsyncStub(ProgramsStub):
     Send: _aio.UnaryUnaryMultiCallable[_programs_pb2.SendRequest, _programs_pb2.SendReply]  # type: ignore[assignment]
     Kill: _aio.UnaryUnaryMultiCallable[_programs_pb2.KillRequest, _programs_pb2.KillReply]  # type: ignore[assignment]
     List: _aio.UnaryUnaryMultiCallable[_programs_pb2.ListRequest, _programs_pb2.ListReply]  # type: ignore[assignment]
+    ExportJournal: _aio.UnaryStreamMultiCallable[_programs_pb2.ExportJournalRequest, _common_pb2.BlobChunk]  # type: ignore[assignment]
+    """Journals of recorded runs, in chunks; the first one names digest and size. An import puts the journal of an ended run
+    into the runtime's store, where replays and forks find it.
+    """
+    ImportJournal: _aio.StreamUnaryMultiCallable[_common_pb2.BlobChunk, _programs_pb2.ImportJournalReply]  # type: ignore[assignment]
     RuntimeState: _aio.UnaryUnaryMultiCallable[_programs_pb2.RuntimeStateRequest, _programs_pb2.RuntimeStateReply]  # type: ignore[assignment]
     """State, engines and counters of this runtime, for `tartlet top` and `doctor`."""
 
@@ -137,6 +147,23 @@ class ProgramsServicer(metaclass=_abc_1.ABCMeta):
         request: _programs_pb2.ListRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_programs_pb2.ListReply, _abc.Awaitable[_programs_pb2.ListReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ExportJournal(
+        self,
+        request: _programs_pb2.ExportJournalRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_common_pb2.BlobChunk], _abc.AsyncIterator[_common_pb2.BlobChunk]]:
+        """Journals of recorded runs, in chunks; the first one names digest and size. An import puts the journal of an ended run
+        into the runtime's store, where replays and forks find it.
+        """
+
+    @_abc_1.abstractmethod
+    def ImportJournal(
+        self,
+        request_iterator: _MaybeAsyncIterator[_common_pb2.BlobChunk],
+        context: _ServicerContext,
+    ) -> _typing.Union[_programs_pb2.ImportJournalReply, _abc.Awaitable[_programs_pb2.ImportJournalReply]]: ...
 
     @_abc_1.abstractmethod
     def RuntimeState(

@@ -80,14 +80,16 @@ async def upload_data(stub: Any, data: bytes) -> None:
     if len(data) > MAX_SOURCE_BYTES:
         raise SourceTooLarge(size=len(data), limit=MAX_SOURCE_BYTES)
 
-    async def stream() -> AsyncIterator[common_pb2.BlobChunk]:
-        for chunk in chunks(data):
-            yield chunk
-
-    reply = await stub.Upload(stream())
+    reply = await stub.Upload(streamed(data))
     error = error_proto.error_from_proto(reply.error)
     if error is not None:
         raise error
+
+
+async def streamed(data: bytes) -> AsyncIterator[common_pb2.BlobChunk]:
+    """Yield data in chunks, for a call that takes a stream."""
+    for chunk in chunks(data):
+        yield chunk
 
 
 def checked(request: T) -> T:

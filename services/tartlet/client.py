@@ -18,6 +18,7 @@ from tartlet._calls import (
     repeated,
     send_requests,
     sent,
+    streamed,
     translated,
     upload_all,
 )
@@ -319,6 +320,31 @@ class AsyncClient(ControlCalls):
         return _convert.state_from_proto(
             await self._call(self._programs().RuntimeState(programs_pb2.RuntimeStateRequest(), metadata=self._metadata))
         )
+
+    async def export_journal(self, program_id: str) -> bytes:
+        """Return the journal of a run, from the store of the server's runtime.
+
+        Raises:
+            UnknownProgram: the store has no such journal.
+        """
+        check_id(program_id)
+        request = programs_pb2.ExportJournalRequest(program_id=program_id)
+        with translated(self.address):
+            chunks = self._programs().ExportJournal(request, metadata=self._metadata)
+            return b"".join([chunk.data async for chunk in chunks])
+
+    async def import_journal(self, journal: bytes) -> str:
+        """Put the journal of an ended run into the store of the server's runtime; return the run's id.
+
+        Raises:
+            InvalidSource, InvalidArgument, PermissionDenied, JournalFull: the server doesn't take it.
+        """
+        call = self._programs().ImportJournal(streamed(journal), metadata=self._metadata)
+        reply = await self._call(call)
+        error = error_proto.error_from_proto(reply.error)
+        if error is not None:
+            raise error
+        return str(reply.program_id)
 
     # ---- edges --------------------------------------------------------------------------------------------------
 

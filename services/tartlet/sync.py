@@ -190,6 +190,14 @@ class Client:
         """See `AsyncClient.state`."""
         return self._loop.do(self._client.state())
 
+    def export_journal(self, program_id: str) -> bytes:
+        """See `AsyncClient.export_journal`."""
+        return self._loop.do(self._client.export_journal(program_id))
+
+    def import_journal(self, journal: bytes) -> str:
+        """See `AsyncClient.import_journal`."""
+        return self._loop.do(self._client.import_journal(journal))
+
     def put(self, entries: Sequence[CatalogueEntry]) -> Digests:
         """See `AsyncClient.put`."""
         return self._loop.do(self._client.put(entries))

@@ -123,7 +123,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         table.follow_elsewhere = relay.join
         relay.is_here = lambda program_id: table.known(program_id) is not None
         sources = Sources(control, settings.source_bytes, ledger)
-        launching = Launching(table, driver, link, sources, RecordedRuns(store))
+        launching = Launching(table, driver, link, sources, RecordedRuns(store, journals, settings.journal_bytes))
         service = ProgramsService(table, driver, link, launching, relay, wasm, settings.capacity, incarnation)
         server = await make_server(
             lambda server: programs_pb2_grpc.add_ProgramsServicer_to_server(service, server), settings.address, tls

@@ -40,6 +40,7 @@ Entries = list[CatalogueEntry]
 Digests = list[str]
 _TIMEOUT: Final = httpx.Timeout(60.0, connect=5.0)
 _NO_LIMITS: Final = Limits()
+_NO_JOURNALS: Final = "journals don't travel through a gateway: use a client over gRPC"
 
 
 class HttpCalls:
@@ -170,6 +171,22 @@ class HttpCalls:
             InvalidArgument: always.
         """
         raise InvalidArgument(argument="address", detail="a gateway doesn't tell the state of runtimes and engines")
+
+    async def export_journal(self, program_id: str) -> bytes:
+        """Refuse: journals don't travel through a gateway.
+
+        Raises:
+            InvalidArgument: always.
+        """
+        raise InvalidArgument(argument="address", detail=_NO_JOURNALS)
+
+    async def import_journal(self, journal: bytes) -> str:
+        """Refuse: journals don't travel through a gateway.
+
+        Raises:
+            InvalidArgument: always.
+        """
+        raise InvalidArgument(argument="address", detail=_NO_JOURNALS)
 
     # ---- catalogue ----------------------------------------------------------------------------------------------
 

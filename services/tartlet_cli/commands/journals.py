@@ -8,20 +8,28 @@ from __future__ import annotations
 import copy
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tartlet_cli.cluster.options import release_option, target
+from tartlet_cli.commands.programs import whole_id
 from tartlet_cli.commands.run import execute, run
 from tartlet_cli.commands.run_arguments import RunCommand, chosen_options
-from tartlet_cli.console.options import PROGRAM_ARGS, PassingCommand, wants_help
+from tartlet_cli.console.calls import connect, with_opened
+from tartlet_cli.console.options import PROGRAM_ARGS, PassingCommand, server_option, wants_help
 from tartlet_cli.console.recorded import TOOL, Forking
+
+if TYPE_CHECKING:
+    from tartlet.client import AsyncClient
 
 
 def _tool(name: str, text: str) -> click.Command:
     def start(args: tuple[str, ...]) -> None:
-        if name == "replay" and _forks(args):
+        if name == "replay" and _has(args, "--fork"):
             fork.main(list(args), prog_name="tartlet replay")
+        if name == "journals" and args[:1] in (("export",), ("import",)) and _has(args, "--server", "--kube"):
+            (exports if args[0] == "export" else imports).main(list(args[1:]), prog_name=f"tartlet journals {args[0]}")
         os.execv(TOOL[0], [*TOOL, name, *args])  # noqa: S606 - no shell is wanted
 
     return PassingCommand(
@@ -35,10 +43,10 @@ def _tool(name: str, text: str) -> click.Command:
     )
 
 
-def _forks(args: tuple[str, ...]) -> bool:
-    """Whether arguments before `--` ask for a fork."""
+def _has(args: tuple[str, ...], *names: str) -> bool:
+    """Whether one of these options stands before `--`."""
     own = args[: args.index("--")] if "--" in args else args
-    return any(arg.partition("=")[0] == "--fork" for arg in own)
+    return any(arg.partition("=")[0] in names for arg in own)
 
 
 replay = _tool("replay", "Run a recorded program again from its journal, without an engine.")
@@ -93,3 +101,68 @@ def _make_fork() -> click.Command:
 
 
 fork = _make_fork()
+
+
+def _place_options(f: Any) -> Any:
+    for option in (
+        click.option("--kubeconfig", metavar="FILE", help="With --kube: kubeconfig."),
+        click.option("--kube-context", "context", metavar="NAME", help="With --kube: context."),
+        release_option,
+        click.option("--namespace", metavar="NAME", help="With --kube: namespace. Default: the context's."),
+        click.option("--kube", is_flag=True, help="The runtime of a release on a Kubernetes cluster."),
+        server_option,
+    ):
+        f = option(f)
+    return f
+
+
+def _opening(server: str | None, options: dict[str, Any]) -> Any:
+    kube = target(options)
+    if not options["kube"]:
+        return lambda: connect(server)
+    from tartlet_cli.cluster.client import cluster_client
+
+    return lambda: cluster_client(kube)
+
+
+@click.command("export")
+@click.argument("run")
+@click.argument("file", type=click.Path(path_type=Path))
+@_place_options
+def exports(run: str, file: Path, server: str | None, **options: Any) -> None:
+    """Write the journal of a run that a server's store has to a file of this user's.
+
+    \b
+    Examples:
+      tartlet journals export 283e694e failed.journal --server local
+      tartlet journals export 283e694e failed.journal --kube --namespace production
+    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+
+    async def work(client: AsyncClient) -> bytes:
+        return await client.export_journal(await whole_id(client, run))
+
+    data = with_opened(_opening(server, options), work)
+    try:
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target_file:
+            target_file.write(data)
+    except OSError as e:
+        raise click.BadParameter(f"{file}: {e.strerror}", param_hint="FILE") from e
+    click.echo(f"journal of {run}, {len(data)} bytes, written to {file}", err=True)
+
+
+@click.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@_place_options
+def imports(file: Path, server: str | None, **options: Any) -> None:
+    """Put the journal of an ended run into a server's store, where forks find it.
+
+    \b
+    Examples:
+      tartlet journals import failed.journal --server local
+    """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
+    try:
+        data = file.read_bytes()
+    except OSError as e:
+        raise click.BadParameter(f"{file}: {e.strerror}", param_hint="FILE") from e
+    program_id = with_opened(_opening(server, options), lambda client: client.import_journal(data))
+    click.echo(f"journal of {program_id}, {len(data)} bytes, stored", err=True)

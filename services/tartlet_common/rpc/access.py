@@ -30,7 +30,18 @@ ACCESS: dict[str, frozenset[str]] = {
     **dict.fromkeys(
         (
             f"/tartlet.v1.Programs/{m}"
-            for m in ("Launch", "Attach", "Send", "Kill", "List", "Validate", "Upload", "RuntimeState")
+            for m in (
+                "Launch",
+                "Attach",
+                "Send",
+                "Kill",
+                "List",
+                "Validate",
+                "Upload",
+                "RuntimeState",
+                "ExportJournal",
+                "ImportJournal",
+            )
         ),
         _PROGRAMS,
     ),

@@ -44,7 +44,7 @@ class Launching:
         self._driver = driver
         self._link = link
         self.sources = sources
-        self._recorded = recorded
+        self.recorded = recorded
 
     async def all(self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, scope: Scope) -> None:
         """Launch many."""
@@ -123,7 +123,7 @@ class Launching:
             data = (await self.sources.resolve(common_pb2.Source(digest=fork.journal))).data
             parsed = uploaded(data)
         else:
-            parsed = await self._recorded.read(fork.program_id, scope)
+            parsed = await self.recorded.read(fork.program_id, scope)
         past = cut(parsed, fork.deliveries)
         return launch_of(past, asked), past
 

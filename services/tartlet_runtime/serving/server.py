@@ -15,8 +15,10 @@ import grpc
 import grpc.aio
 
 from tartlet_common.errors.registry import (
+    DeadlineExceeded,
     Disconnected,
     InvalidArgument,
+    JournalFull,
     Overloaded,
     ProgramKilled,
     TartletError,
@@ -24,6 +26,7 @@ from tartlet_common.errors.registry import (
     UnknownProgram,
 )
 from tartlet_common.rpc.aborts import abort
+from tartlet_common.rpc.blob_transfer import CHUNK_TIMEOUT_S, chunks, receive
 from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_common.rpc.paging import room
 from tartlet_common.rpc.tenancy import Scope, scope_of
@@ -73,7 +76,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         self._driver = driver
         self._link = link
         self._launching = launching
-        self._sources = launching.sources
+        self._sources, self._recorded = launching.sources, launching.recorded
         self._relay = relay
         self._wasm = wasm
         self._capacity = capacity
@@ -111,6 +114,33 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             return programs_pb2.ValidateReply(digest=await self._sources.upload(request_iterator))
         except TartletError as e:
             return programs_pb2.ValidateReply(error=error_to_proto(e))
+
+    async def ExportJournal(  # type: ignore[override]  # noqa: N802 - gRPC's name; a generator can't time its writes
+        self, request: programs_pb2.ExportJournalRequest, context: _Context
+    ) -> None:
+        """Stream the journal of a run."""
+        async with self._recorded.slots:
+            try:
+                data, _ = await self._recorded.fetch(request.program_id, scope_of(context))
+                for chunk in chunks(data):
+                    async with asyncio.timeout(CHUNK_TIMEOUT_S):  # a client that doesn't read keeps others waiting
+                        await context.write(chunk)
+            except TimeoutError:
+                await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded(deadline_s=CHUNK_TIMEOUT_S))
+            except TartletError as e:
+                await abort(context, grpc.StatusCode.FAILED_PRECONDITION, e)
+
+    async def ImportJournal(  # noqa: N802 - gRPC's name
+        self, request_iterator: AsyncIterator[common_pb2.BlobChunk], context: _Context
+    ) -> programs_pb2.ImportJournalReply:
+        """Store the journal of an ended run."""
+        recorded = self._recorded
+        try:
+            async with recorded.slots:
+                _, data = await receive(request_iterator, recorded.limit_bytes, _full)
+                return programs_pb2.ImportJournalReply(program_id=await recorded.put(data, scope_of(context)))
+        except TartletError as e:
+            return programs_pb2.ImportJournalReply(error=error_to_proto(e))
 
     async def Launch(  # noqa: N802 - gRPC's name
         self, request: programs_pb2.LaunchRequest, context: _Context
@@ -322,3 +352,7 @@ async def _hear(programs: dict[int, Program], items: Sequence[programs_pb2.SendI
 def _set(taken: asyncio.Future[None]) -> None:
     if not taken.done():
         taken.set_result(None)
+
+
+def _full(_size: int, limit: int) -> TartletError:
+    return JournalFull(limit=limit)

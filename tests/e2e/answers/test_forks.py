@@ -12,9 +12,17 @@ import pytest
 import tartlet
 from tartlet import Fork, LaunchSpec, Source
 from tartlet_common.abi import HEADER_BYTES, HEADER_STRUCT, RECORD_BYTES, RECORD_STRUCT, Event, Record
-from tartlet_common.errors.registry import Diverged, InvalidArgument, InvalidSource, NotForkable, UnknownProgram
+from tartlet_common.errors.registry import (
+    Diverged,
+    InvalidArgument,
+    InvalidSource,
+    NotForkable,
+    PermissionDenied,
+    UnknownProgram,
+)
+from tartlet_runtime.journal.records import RECORD_BYTES as RECORD_OVERHEAD
 from tartlet_runtime.journal.records import Kind, crc_of, encode_record, parse_journal, read_journal
-from tests.e2e.serving import Serving, client_of, message, program, serving, until_nothing_is_held
+from tests.e2e.serving import Serving, client_of, message, out, program, serving, until_nothing_is_held
 from tests.run_directory import run_directory
 
 ROUNDS = 4
@@ -268,3 +276,34 @@ async def test_a_fork_outlives_the_processes_that_it_lives_in() -> None:
                 await client.send(launched.program_id, "and more")
                 assert await result_of(fork) == recorded, role
             await until_nothing_is_held(client)
+
+
+async def test_a_journal_travels_through_servers(keeping: Serving, tmp_path: Path) -> None:
+    """It is exported from one, imported into another one that has never seen the run, and forked there."""
+    async with client_of(keeping) as client:
+        run = await client.run(spec=LaunchSpec(source=Source.python(TALKS), args=["then "], tenant="a"))
+        await message(run)
+        await client.send(run.program_id, "and more")
+        recorded = await result_of(run)
+        exported = tmp_path / "run.journal"
+        out(keeping.run_dir, "journals", "export", "--server", keeping.address, run.program_id[:8], str(exported))
+        assert exported.stat().st_mode & 0o777 == 0o600
+        async with tartlet.AsyncClient(keeping.address, tenant="b") as stranger:
+            with pytest.raises(UnknownProgram):
+                await stranger.export_journal(run.program_id)
+    with run_directory() as directory, serving(directory) as other:
+        async with client_of(other) as client, tartlet.AsyncClient(other.address, tenant="b") as stranger:
+            data = exported.read_bytes()
+            with pytest.raises(PermissionDenied):
+                await stranger.import_journal(data)
+            with pytest.raises(InvalidSource):
+                await client.import_journal(data[:-1])
+            records = parse_journal(data, "run").records
+            with pytest.raises(InvalidArgument):  # a runtime would begin it again
+                await client.import_journal(data[: -RECORD_OVERHEAD - len(records[-1].delivery)])
+            for _ in range(2):
+                out(other.run_dir, "journals", "import", "--server", other.address, str(exported))
+            assert await client.export_journal(run.program_id) == data
+            deliveries = sum(record.kind == Kind.DELIVERY for record in records)
+            fork = await client.run(spec=LaunchSpec(tenant="a", fork=Fork(deliveries, program_id=run.program_id)))
+            assert await result_of(fork) == recorded
