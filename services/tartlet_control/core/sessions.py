@@ -117,6 +117,8 @@ class Runtimes:
         self._forget_waiting(session)
         self.takeovers.leave(session)
         for program in list(session.programs.values()):
+            if not program.has_begun:
+                self.lifecycle.keys.forget(program.tenant, program.idempotency_key, program.id)
             self.lifecycle.forget(program, RuntimeLost())
         self.lifecycle.forget_runtime(session)
         if session.link is not None:

@@ -310,7 +310,11 @@ List, export and import the journals of runs, or make a trace of them. A journal
 Examples:
   tartlet journals list
   tartlet journals export 283e694e failed.journal
-  tartlet journals import failed.journal --journals redis://127.0.0.1:6379/0"""
+  tartlet journals import failed.journal --journals redis://127.0.0.1:6379/0
+
+With --server or --kube, export and import use the journals of a running server:
+  tartlet journals export 283e694e failed.journal --kube --namespace production
+  tartlet journals export --server local --help"""
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -325,3 +325,18 @@ def test_a_key_names_a_program_only_once_its_journal_is_known_to_be_stored() -> 
     core.on_start(third, replace(asked, program_id="q3"))
     assert third.outbox.notices.started == [(7, None, "q2")]
     core.check_ledgers()
+
+
+def test_the_key_of_a_program_that_began_nowhere_is_free_if_its_runtime_did_not_know_its_store() -> None:
+    core = Host().core
+    first = core.on_runtime("rt1", "one", "unix:rt1", [])
+    asked = StartRequest(1, "q", idempotency_key="k", durable=True, epoch=1)
+    core.on_start(first, asked)
+    core.on_runtime_gone(first)
+    other = core.on_runtime("rt2", "two", "unix:rt2", [], journals="store")
+    core.takeovers.on_found(other, [], is_last=True)
+    core.on_start(other, replace(asked, program_id="q2"))
+    assert other.outbox.notices.started == []
+    core.lose_runtime(first)
+    core.tick()
+    assert other.outbox.notices.started == [(1, None, "")]
