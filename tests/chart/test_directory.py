@@ -36,10 +36,16 @@ def test_the_redis_of_the_chart_writes_no_disk_and_evicts_nothing(tmp_path: Path
     program, *options = container["command"]
     assert program == "redis-server"
     with redis_server(tmp_path, *options) as server:
-        asked = ("appendonly", "save", "maxmemory", "maxmemory-policy")
+        asked = ("protected-mode", "appendonly", "save", "maxmemory", "maxmemory-policy")
         get = ["redis-cli", "-p", str(server.port), "CONFIG", "GET", *asked]
         lines = subprocess.run(get, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
-    expected = {"appendonly": "no", "save": "", "maxmemory": str(64 << 20), "maxmemory-policy": "noeviction"}
+    expected = {
+        "protected-mode": "no",
+        "appendonly": "no",
+        "save": "",
+        "maxmemory": str(64 << 20),
+        "maxmemory-policy": "noeviction",
+    }
     assert dict(zip(lines[::2], lines[1::2], strict=True)) == expected
     service = named(objects, "Service", "tartlet-redis")
     assert service["spec"]["selector"].items() <= made["spec"]["template"]["metadata"]["labels"].items()

@@ -44,10 +44,11 @@ def test_the_redis_of_the_chart_keeps_what_it_acknowledged(tmp_path: Path) -> No
     assert options[options.index("--dir") + 1] == "/data"
     options[options.index("--dir") + 1] = str(tmp_path)
     with redis_server(tmp_path, *options) as server:
-        asked = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "save", "dir")
+        asked = ("protected-mode", "appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "save", "dir")
         get = ["redis-cli", "-p", str(server.port), "CONFIG", "GET", *asked]
         lines = subprocess.run(get, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
     assert dict(zip(lines[::2], lines[1::2], strict=True)) == {
+        "protected-mode": "no",
         "appendonly": "yes",
         "appendfsync": "always",
         "maxmemory": str(64 << 20),
@@ -58,7 +59,11 @@ def test_the_redis_of_the_chart_keeps_what_it_acknowledged(tmp_path: Path) -> No
     _, env = runtime_pod({"journals": {"store": "redis"}})
     service = named(objects, "Service", "tartlet-journals")
     assert service["spec"]["selector"].items() <= made["spec"]["template"]["metadata"]["labels"].items()
-    assert journal_settings(env).journal_url == "redis://tartlet-journals.prod.svc.cluster.local:6379"
+    settings = journal_settings(env)
+    assert settings.journal_url == "redis://tartlet-journals.prod.svc.cluster.local:6379"
+    assert settings.journal_grace_s == 120.0  # time for the pod to move to another node
+    _, env = runtime_pod({"journals": {"store": "redis"}, "runtime": {"settings": {"journal_grace_s": 7.5}}})
+    assert journal_settings(env).journal_grace_s == 7.5
 
 
 @pytest.mark.parametrize("authority", ["", "ca.pem"])

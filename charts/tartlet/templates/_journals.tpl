@@ -1,4 +1,7 @@
-{{/* Where runtimes keep journals: the runtime's settings, as JSON; {} means files in its scratch space. */}}
+{{/*
+Where runtimes keep journals: the runtime's settings, as JSON; {} means files in its scratch space. A Redis on another
+node may be away for as long as its pod takes to move there, with its volume: programs wait that long.
+*/}}
 {{- define "tartlet.journalSettings" -}}
 {{- $journals := .Values.journals -}}
 {{- $settings := dict -}}
@@ -12,6 +15,7 @@
 {{- with $journals.external.authorityKey }}{{ $_ := set $settings "journal_authority" "/etc/tartlet/journals/ca.crt" }}{{ end -}}
 {{- end -}}
 {{- end -}}
+{{- if and $settings (not (hasKey .Values.runtime.settings "journal_grace_s")) }}{{ $_ := set $settings "journal_grace_s" 120 }}{{ end -}}
 {{- $settings | toJson -}}
 {{- end -}}
 
