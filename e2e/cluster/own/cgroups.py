@@ -10,6 +10,8 @@ from e2e.cluster.own.configs import CGROUP
 
 MOUNT = Path("/sys/fs/cgroup")
 _CONTROLLERS = "+cpu +cpuset +memory +pids +io"
+_WEIGHTS = {"cpu.shares": "4096", "cpu.weight": "400"}
+"""Processor time of all pods together, where other processes want some: as much as four of these get."""
 
 
 def hierarchies(mount: Path = MOUNT) -> list[Path]:
@@ -30,6 +32,9 @@ def make(mount: Path = MOUNT) -> None:
         for name in ("cpuset.cpus", "cpuset.mems"):  # empty in a new group of version 1, which then lets no process in
             if root != mount and (group / name).exists():
                 (group / name).write_text((root / name).read_text())
+        for name, weight in _WEIGHTS.items():
+            if (group / name).exists():
+                (group / name).write_text(weight)
 
 
 def leftovers(mount: Path = MOUNT) -> list[Path]:

@@ -1,9 +1,13 @@
-"""Installs the chart with one command and no values, on CPUs."""
+"""Installs the chart with one command and no values, on CPUs; an upgrade brings the gateway with its page."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,9 @@ from e2e.cluster.kube import Kube, Object, step
 from e2e.cluster.layout import ROOT
 from e2e.cluster.provider import Cluster, Own
 from e2e.tests.conftest import CHART, RELEASE, make_namespace, read_only
+from e2e.tests.support import visitor
+from e2e.tests.support.visitor import Visit
+from tests.lacking import lacking
 
 NAMESPACE = "e2e-plain"
 IMAGES = ("tartlet:0.1.0", "tartlet-worker:0.1.0")
@@ -21,7 +28,7 @@ ON_THE_NODE = [f"docker.io/library/{name}" for name in IMAGES]
 """The full names of these images on a node."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plain(cluster: Cluster, image: Image, kube: Kube) -> Iterator[Kube]:
     """A namespace and nodes with the default images: without a registry, the local image gets the default names."""
     if not isinstance(cluster, Own):
@@ -76,3 +83,43 @@ def test_an_install_without_values_serves_the_demo_model(plain: Kube) -> None:
     plain.apply_file("docs/examples/inferletrun-completion.yaml")  # applied at once: the run waits for its Inferlet
     plain.wait("irun/completion-1", "Succeeded")
     assert plain.get("irun/completion-1")["status"]["output"].endswith("so 962\n")
+
+
+@contextmanager
+def forwarded(kube: Kube, service: str, port: int) -> Iterator[str]:
+    """Yields the address, in the cluster's network, of a port-forward to a Service."""
+    command = [*kube.cluster.kubectl(), "-n", kube.namespace, "port-forward", f"service/{service}", f":{port}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    with process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()  # Forwarding from 127.0.0.1:34567 -> 8200
+            assert line.startswith("Forwarding from 127.0.0.1:"), line
+            yield line.split()[2]
+        finally:
+            process.terminate()
+
+
+def test_the_gateway_answers_the_openai_client_and_its_page_opens(plain: Kube, tmp_path: Path) -> None:
+    browser = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    if browser is None:
+        lacking("no Chromium: apt-get install chromium-headless-shell")
+    file = tmp_path / "keys.json"
+    keys = (str(Path(sys.executable).with_name("tartlet")), "keys", "create", "--tenant", plain.namespace)
+    key = subprocess.run([*keys, "--file", str(file)], capture_output=True, text=True, check=True).stdout.strip()
+    plain("create", "secret", "generic", "api-keys", f"--from-file=keys.json={file}")
+    plain("create", "secret", "generic", "test-key", f"--from-literal=key={key}")
+    wanted = "gateway.enabled=true,gateway.replicas=1,gateway.keys.secretName=api-keys,test.chat.secretName=test-key"
+    with step("helm upgrade, with a gateway"):
+        plain.helm("upgrade", RELEASE, CHART, "--reuse-values", "--set", wanted, "--wait", "--timeout", "180s")
+    with step("helm test, which sends a chat"):
+        assert plain.helm("test", RELEASE, "--timeout", "120s").count("Succeeded") == 2
+    with step("port-forward, the client and the page"), forwarded(plain, f"{RELEASE}-gateway", 8200) as address:
+        visit = [*plain.cluster.within(), sys.executable, str(Path(visitor.__file__)), f"http://{address}", browser]
+        done = subprocess.run(visit, input=key, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    seen: Visit = json.loads(done.stdout)
+    assert "demo" in seen["models"]
+    assert seen["answer"].endswith("962")
+    assert seen == {**seen, "streamed": seen["answer"], "wrong": []}
+    assert "ready" in seen["engine"]
