@@ -71,7 +71,8 @@ don't show them, though totals count them. A launch or entry for another tenant 
 | whoever may use the Unix socket | every tenant |
 
 The store and the topics of programs belong to their tenant as well: no program reads, lists, hears or writes another
-tenant's.
+tenant's. So do stored responses of the gateway, which hold prompts and answers for `responses_kept_s` (24 hours; 0
+stores none), in control's memory and in the Redis of `store_url`.
 
 A caller that acts for every tenant may limit a call to one tenant with the metadata `tartlet-tenant-bin`
 (`AsyncClient(tenant="NAME")`). Runtimes that relay a call pass on the tenant for which it acts. A source is found by

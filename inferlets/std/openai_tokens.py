@@ -38,16 +38,26 @@ async def text_of(tokens: list[int]) -> dict[str, Any]:
     return {"prompt": await detokenize(tokens)}
 
 
-async def tokens_of(request: dict[str, Any], model: Model) -> dict[str, Any]:
-    """Return the tokens of a text or of a chat."""
-    if "messages" in request:
-        text = await format_chat(
+async def formatted(request: dict[str, Any], tools: list[Any] | None, model: Model) -> str:
+    """Return a chat as text. With `tools_optional`, a template that has no place for tools isn't told of them."""
+    try:
+        return await format_chat(
             request["messages"],
-            tools=request.get("tools"),
+            tools=tools,
             variables=request.get("chat_template_kwargs"),
             add_generation_prompt=request.get("add_generation_prompt", True),
             model=model,
         )
+    except InvalidArgument:
+        if not (tools and request.get("tools_optional")):
+            raise
+    return await formatted(request, None, model)
+
+
+async def tokens_of(request: dict[str, Any], model: Model) -> dict[str, Any]:
+    """Return the tokens of a text or of a chat."""
+    if "messages" in request:
+        text = await formatted(request, request.get("tools"), model)
     else:
         text = request["prompt"]
     tokens = await tokenize(text, special=request.get("add_special_tokens", "prompt" in request))

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tartlet_protos import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -1132,6 +1133,85 @@ class EndSessionReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EndSessionReply: _TypeAlias = EndSessionReply  # noqa: Y015
+
+@_typing.final
+class StoreRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[StoreRequest._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        GET: StoreRequest._Kind.ValueType  # 0
+        SET: StoreRequest._Kind.ValueType  # 1
+        DELETE: StoreRequest._Kind.ValueType  # 2
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
+    GET: StoreRequest.Kind.ValueType  # 0
+    SET: StoreRequest.Kind.ValueType  # 1
+    DELETE: StoreRequest.Kind.ValueType  # 2
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
+    EXISTING_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    kind: Global___StoreRequest.Kind.ValueType
+    key: _builtins.str
+    value: _builtins.bytes
+    """of SET"""
+    expires_unix_s: _builtins.float
+    """of SET: the value is gone then, or earlier if the tenant's budget has no room for it"""
+    existing: _builtins.bool
+    """of SET: only if the key is there"""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        kind: Global___StoreRequest.Kind.ValueType = ...,
+        key: _builtins.str = ...,
+        value: _builtins.bytes = ...,
+        expires_unix_s: _builtins.float = ...,
+        existing: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["existing", b"existing", "expires_unix_s", b"expires_unix_s", "key", b"key", "kind", b"kind", "tenant", b"tenant", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreRequest: _TypeAlias = StoreRequest  # noqa: Y015
+
+@_typing.final
+class StoreReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOUND_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    found: _builtins.bool
+    """whether the key was there"""
+    value: _builtins.bytes
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        found: _builtins.bool = ...,
+        value: _builtins.bytes = ...,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "found", b"found", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreReply: _TypeAlias = StoreReply  # noqa: Y015
 
 @_typing.final
 class SetOrderRequest(_message.Message):

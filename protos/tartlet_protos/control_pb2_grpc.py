@@ -581,6 +581,79 @@ class Control:
             _registered_method=True)
 
 
+class StoreStub:
+    """Missing associated documentation comment in .proto file."""
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Ask = channel.unary_unary(
+                '/tartlet.v1.Store/Ask',
+                request_serializer=tartlet_dot_v1_dot_control__pb2.StoreRequest.SerializeToString,
+                response_deserializer=tartlet_dot_v1_dot_control__pb2.StoreReply.FromString,
+                _registered_method=True)
+
+
+class StoreServicer:
+    """Missing associated documentation comment in .proto file."""
+
+    def Ask(self, request, context):
+        """Values of a tenant that expire. The tenant's programs don't see them; all its values share one budget.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_StoreServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Ask': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ask,
+                    request_deserializer=tartlet_dot_v1_dot_control__pb2.StoreRequest.FromString,
+                    response_serializer=tartlet_dot_v1_dot_control__pb2.StoreReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tartlet.v1.Store', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tartlet.v1.Store', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Store:
+    """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Ask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tartlet.v1.Store/Ask',
+            tartlet_dot_v1_dot_control__pb2.StoreRequest.SerializeToString,
+            tartlet_dot_v1_dot_control__pb2.StoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class CatalogueStub:
     """Missing associated documentation comment in .proto file."""
 

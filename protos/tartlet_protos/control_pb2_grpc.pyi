@@ -184,6 +184,31 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
+class StoreStub:
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> StoreAsyncStub: ...
+    Ask: _grpc.UnaryUnaryMultiCallable[_control_pb2.StoreRequest, _control_pb2.StoreReply]
+    """Values of a tenant that expire. The tenant's programs don't see them; all its values share one budget."""
+
+@_typing.type_check_only
+class StoreAsyncStub(StoreStub):
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Ask: _aio.UnaryUnaryMultiCallable[_control_pb2.StoreRequest, _control_pb2.StoreReply]  # type: ignore[assignment]
+    """Values of a tenant that expire. The tenant's programs don't see them; all its values share one budget."""
+
+class StoreServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
+    def Ask(
+        self,
+        request: _control_pb2.StoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.StoreReply, _abc.Awaitable[_control_pb2.StoreReply]]:
+        """Values of a tenant that expire. The tenant's programs don't see them; all its values share one budget."""
+
+def add_StoreServicer_to_server(servicer: StoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
 class CatalogueStub:
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...

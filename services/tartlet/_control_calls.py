@@ -101,6 +101,37 @@ class ControlCalls:
                 control_pb2.EndSessionRequest(tenant=tenant, session=session), metadata=self._metadata
             )
 
+    async def keep(self, key: str, value: bytes, expires_unix_s: float, *, existing: bool = False) -> bool:
+        """Store a value of the tenant until a time, at the latest; with `existing` only if the key is there.
+
+        The tenant's programs don't see the value. Returns whether the key was there.
+
+        Raises:
+            ResourceQuotaExceeded: the tenant's programs fill its store.
+            FrameTooLarge: the value is too long.
+        """
+        ask = control_pb2.StoreRequest
+        request = ask(kind=ask.SET, key=key, value=value, expires_unix_s=expires_unix_s, existing=existing)
+        return bool((await self._ask_store(request)).found)
+
+    async def kept(self, key: str) -> bytes | None:
+        """Return a value that `keep` has stored; None: there is none any more."""
+        reply = await self._ask_store(control_pb2.StoreRequest(kind=control_pb2.StoreRequest.GET, key=key))
+        return bytes(reply.value) if reply.found else None
+
+    async def forget(self, key: str) -> bool:
+        """Delete a value that `keep` has stored; return whether it was there."""
+        request = control_pb2.StoreRequest(kind=control_pb2.StoreRequest.DELETE, key=key)
+        return bool((await self._ask_store(request)).found)
+
+    async def _ask_store(self, request: control_pb2.StoreRequest) -> Any:
+        stub = control_pb2_grpc.StoreStub(self._control())
+        reply = await self._call(stub.Ask(checked(request), metadata=self._metadata), self.control_address)
+        error = error_proto.error_from_proto(reply.error)
+        if error is not None:
+            raise error
+        return reply
+
     @property
     def control_address(self) -> str:
         """Control's address.

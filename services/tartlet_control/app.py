@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from functools import partial
 
 import grpc.aio
 from opentelemetry.metrics import Observation
@@ -26,6 +27,7 @@ from tartlet_control.serving.core_loop import CoreLoop
 from tartlet_control.serving.engine_service import EngineService
 from tartlet_control.serving.tokenizers import Tokenizers
 from tartlet_control.values.kept_store import KeptStore
+from tartlet_control.values.store_service import StoreService
 from tartlet_protos import control_pb2_grpc, engine_pb2_grpc
 
 log = logging.getLogger("tartlet.control")
@@ -99,11 +101,7 @@ async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, l
 
     sockets = FrameListener(endpoints.unix_path(settings.address))
 
-    def add_services(server: grpc.aio.Server) -> None:
-        control_pb2_grpc.add_ControlServicer_to_server(ControlService(loop, tokenizers, catalogue, sockets), server)
-        control_pb2_grpc.add_CatalogueServicer_to_server(CatalogueService(catalogue), server)
-        engine_pb2_grpc.add_EngineServicer_to_server(EngineService(loop, tokenizers, sockets), server)
-
+    add_services = partial(_add_services, loop, tokenizers, catalogue, sockets)
     server = await endpoints.make_server(add_services, settings.address, tls)
     await sockets.open()
     notify.ready(settings.address)
@@ -128,6 +126,15 @@ async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, l
             await follower.close()
         if store is not None:
             await store.close()
+
+
+def _add_services(
+    loop: CoreLoop, tokenizers: Tokenizers, catalogue: Catalogue, sockets: FrameListener, server: grpc.aio.Server
+) -> None:
+    control_pb2_grpc.add_ControlServicer_to_server(ControlService(loop, tokenizers, catalogue, sockets), server)
+    control_pb2_grpc.add_CatalogueServicer_to_server(CatalogueService(catalogue), server)
+    control_pb2_grpc.add_StoreServicer_to_server(StoreService(loop.core), server)
+    engine_pb2_grpc.add_EngineServicer_to_server(EngineService(loop, tokenizers, sockets), server)
 
 
 async def _open_store(core: Core) -> KeptStore | None:

@@ -24,7 +24,7 @@ from tartlet_gateway.http.guard import LOOPBACK, Guard, host_name
 from tartlet_gateway.http.metered import Metered
 from tartlet_gateway.http.server import bind, parts, serve
 from tartlet_gateway.openai.errors import refuse
-from tartlet_gateway.runs.backends import Backends
+from tartlet_gateway.runs.backends import Backends, Keeping
 
 log: Final = logging.getLogger("tartlet.gateway")
 
@@ -41,7 +41,9 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
     keys = Keys(settings.keys) if settings.keys else None
     listener = bind(settings.address)
     url = f"{'https' if certificate else 'http'}://{settings.address}/v1"
-    backends = Backends(settings.runtime, Tls.of(settings), settings.control or None, settings.body_bytes)
+    control = settings.control or None
+    kept = Keeping(settings.responses_kept_s, settings.responses_resume_s)
+    backends = Backends(settings.runtime, Tls.of(settings), control, settings.body_bytes, kept)
     stopped = asyncio.Event()
     try:
         routes = router(backends, stopped)

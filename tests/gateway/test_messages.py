@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 import tartlet
 from tests.gateway.conftest import Gateway
-from tests.gateway.test_responses import RULES
+from tests.gateway.responses.test_responses import RULES
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 TOOLS: list[Any] = [{"name": "weather", "description": "d", "input_schema": {"type": "object", "properties": {}}}]
@@ -104,3 +104,17 @@ def test_unknown_models_and_programs_that_fail_are_told_in_the_api_s_form(api: a
     ):
         events.get_final_message()
     assert "on purpose" in str(broken.value)
+
+
+@pytest.mark.parametrize("more", [{}, {"system": "Be short."}, {"tools": TOOLS}])
+def test_tokens_are_counted_as_a_message_counts_them(api: anthropic.Anthropic, more: dict[str, Any]) -> None:
+    counted = api.messages.count_tokens(model="fake", messages=ASKED, **more).input_tokens
+    told = api.messages.create(model="fake", messages=ASKED, max_tokens=1, **more).usage
+    assert counted == told.input_tokens + (told.cache_read_input_tokens or 0)
+
+
+def test_a_count_of_nothing_is_refused_in_the_form_of_the_api(api: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        api.messages.count_tokens(model="fake", messages=[])
+    told: Any = caught.value.body
+    assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")

@@ -241,6 +241,12 @@ class GatewaySettings(_Settings):
     tenant_concurrency: int = Field(0, ge=0, description="requests of a tenant at once; 0: without bound")
     replicas: int = Field(1, ge=1, le=1000, description="gateways that share tenants' rates evenly")
     body_bytes: int = Field(16 << 20, ge=1 << 10, le=48 << 20, description="longest body of a request")
+    responses_kept_s: float = Field(
+        86_400.0, ge=0, le=2_592_000, description="seconds that the Responses API stores responses; 0: none is stored"
+    )
+    responses_resume_s: float = Field(
+        30.0, ge=0, le=3600, description="seconds that a stored, streamed response goes on while no client reads it"
+    )
     origins: str = Field(
         "",
         description="origins whose pages may call, separated by commas; without `keys`, this machine's may besides",

@@ -57,6 +57,7 @@ ACCESS: dict[str, frozenset[str]] = {
     "/tartlet.v1.Control/Resume": _OPERATORS,
     "/tartlet.v1.Control/SetOrder": _OPERATORS,
     "/tartlet.v1.Control/EndSession": frozenset({"operator", "gateway"}),
+    "/tartlet.v1.Store/Ask": frozenset({"gateway"}),
     "/tartlet.v1.Catalogue/Upload": frozenset({"operator", "gateway"}),
     "/tartlet.v1.Catalogue/Put": frozenset({"operator", "gateway"}),
     "/tartlet.v1.Catalogue/Delete": frozenset({"operator", "gateway"}),

@@ -36,8 +36,8 @@ from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.models import Models, ServedModel
 from tartlet_control.tables.outbox import Limbo, Settled
 from tartlet_control.tables.programs import Place, ProgramState, RuntimeSession
-from tartlet_control.tables.store import MemoryStore, Store
-from tartlet_control.tables.topics import Topics
+from tartlet_control.tables.shared.store import MemoryStore, Store
+from tartlet_control.tables.shared.topics import Topics
 
 ENDED_KEPT: Final = 16_384
 """Ended programs whose runtime is remembered, because the runtime keeps their output for a while."""

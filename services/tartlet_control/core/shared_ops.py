@@ -10,7 +10,7 @@ from tartlet_common.errors.registry import InvalidArgument, Overloaded
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.tables.outbox import CANCELLED, RESULT
 from tartlet_control.tables.programs import ProgramState
-from tartlet_control.tables.store import Request, checked
+from tartlet_control.tables.shared.store import Request, checked
 
 SHARED_OPS: Final = frozenset(
     {

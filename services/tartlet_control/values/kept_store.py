@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from tartlet_common.abi import Op
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import Overloaded
-from tartlet_control.tables.store import Answer, MemoryStore, Request
+from tartlet_control.tables.shared.store import Answer, MemoryStore, Request
 from tartlet_control.values.values import Change, Found, Values, ValuesAway
 
 log = logging.getLogger("tartlet.control")
@@ -55,6 +55,7 @@ class KeptStore:
         self._on_answered: Callable[[], None] = _nothing
         self._values = values
         self._memory = MemoryStore()
+        self._memory.on_dropped = self._drop
         self._loaded = False
         self._early: deque[tuple[str, Request, Answer]] = deque()  # that came before the values were read
         self._waiting: deque[_Waiting] = deque()
@@ -88,13 +89,17 @@ class KeptStore:
             told.append((before, b"", None))
         [(found, payload, error)] = told
         change = None
-        if writes and before is None and error is None:
+        if writes and before is None and error is None and (found or not request.existing):
             value = request.value if request.op == Op.STORE_SET else None
             change = Change(tenant, request.key, value, request.program_id, self._note(request, found))
         if change is None and tenant not in self._writing:
             answer(found, payload, error)
         else:
             self._wait(_Waiting(tenant, lambda: answer(found, payload, error), change))
+
+    def _drop(self, tenant: str, key: str) -> None:
+        """Delete a value that has expired or gave way to others."""
+        self._wait(_Waiting(tenant, _nothing, Change(tenant, key, None, "", {})))
 
     def _note(self, request: Request, found: int) -> dict[int, int]:
         """Return the answers to the last writes of a program, the one to this request included."""
@@ -133,6 +138,7 @@ class KeptStore:
                 left_out += not _take(memory, told, found)
         if left_out:
             log.error("%d of the store's values make no sense, or are too many: they are left out", left_out)
+        memory.on_dropped = self._drop
         self._memory, self._told, self._loaded = memory, told, True
         early, self._early = self._early, deque()
         self._waiting_bytes = 0

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -88,19 +89,9 @@ class Gate:
         caller = Caller(tenant=key.tenant, key_id=key.id)
         set_caller(scope, caller)
         tenant = self._tenant(key.tenant, began_s)
-        admitted = False
-
-        def admit() -> None:
-            nonlocal admitted
-            if admitted:  # the launch before this one has failed
-                tenant.end(0, self._clock())
-                admitted = False
-            refused = tenant.admit(self._clock())
-            if refused is not None:
-                raise _TooManyError(refused)
-            admitted = True
-
-        caller.admit = admit
+        admission = _Admission(tenant, self._clock)
+        caller.admit = admission.admit
+        caller.outlive = admission.outlive
         status = 499
 
         async def told(message: Message) -> None:
@@ -112,19 +103,15 @@ class Gate:
 
         try:
             if scope["method"] == "POST":
-                admit()
+                admission.admit()
             await self._app(scope, receive, told)
         except _TooManyError as e:
             await _refuse(Exchange(scope, receive, told), e, e.waits)
         finally:
-            now_s = self._clock()
             if caller.tokens and caller.program_id and not tenant.is_first(caller.program_id):
                 caller.tokens = 0
-            if admitted:
-                tenant.end(caller.tokens, now_s)
-            else:
-                tenant.count(caller.tokens, now_s)
-            _note(scope, caller, status, now_s - began_s)
+            admission.end(caller.tokens)
+            _note(scope, caller, status, self._clock() - began_s)
 
     def _tenant(self, name: str, now_s: float) -> Tenant:
         limits = self._keys.limits(name)
@@ -140,6 +127,46 @@ class Gate:
             tenant = self._tenants[name] = Tenant(rate, now_s)
         tenant.change(rate, now_s)
         return tenant
+
+
+class _Admission:
+    """What one request counts against its tenant's bounds."""
+
+    def __init__(self, tenant: Tenant, clock: Callable[[], float]) -> None:
+        self._tenant = tenant
+        self._clock = clock
+        self._admitted = self._outlived = False
+
+    def admit(self) -> None:
+        """Count the request, or a launch of its connection.
+
+        Raises:
+            _TooManyError: the tenant may have none now.
+        """
+        if self._admitted:  # the launch before this one has failed
+            self._tenant.end(0, self._clock())
+            self._admitted = False
+        refused = self._tenant.admit(self._clock())
+        if refused is not None:
+            raise _TooManyError(refused)
+        self._admitted = True
+
+    def outlive(self) -> Callable[[int], None]:
+        """Let the request's run count on its own; return what is to be called with its tokens at its end."""
+        end = partial(self._end, admitted=self._admitted)
+        self._admitted, self._outlived = False, True
+        return end
+
+    def end(self, tokens: int) -> None:
+        """Count the request as ended."""
+        if not self._outlived:
+            self._end(tokens, admitted=self._admitted)
+
+    def _end(self, tokens: int, *, admitted: bool) -> None:
+        if admitted:
+            self._tenant.end(tokens, self._clock())
+        else:
+            self._tenant.count(tokens, self._clock())
 
 
 def _given(exchange: Exchange) -> str:

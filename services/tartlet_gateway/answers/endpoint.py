@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+import tartlet
 from tartlet_common.errors.registry import TartletError
 from tartlet_gateway.http.exchange import Exchange, StoppedError
 from tartlet_gateway.openai import sse
@@ -21,7 +22,7 @@ from tartlet_gateway.runs.caller import caller_of
 from tartlet_gateway.runs.events import Called, Counted, Delta, Event, Finished, Reasoned, Refused, Said
 from tartlet_gateway.runs.launch import closing
 from tartlet_gateway.runs.models import target
-from tartlet_gateway.runs.sessions import BadSessionError, session_of
+from tartlet_gateway.runs.sessions import BadSessionError, Session, session_of
 
 _STOPPING: Final = "The gateway stops: send the request again."
 
@@ -125,33 +126,50 @@ class Answers(Generic[R]):
             if not exchange.started:
                 raise error from e
             if request.stream and not exchange.ended:
-                await exchange.write(encoded(self._form.broken(error)), more=False)
+                await self.stop(exchange, request, error)
+
+    async def stop(self, exchange: Exchange, request: R, error: ApiError) -> None:
+        """End a stream because the gateway stops."""
+        del request
+        await exchange.write(encoded(self._form.broken(error)), more=False)
 
     async def _serve(self, exchange: Exchange, request: R, chat: ChatRequest, body: bytes) -> None:
+        session = session_of(exchange.scope["headers"], fields_of(body), caller_of(exchange.scope).tenant)
+        await self.answer(exchange, request, chat, session)
+
+    async def launch(
+        self, exchange: Exchange, request: R, chat: ChatRequest, session: Session, *, tied: bool = True, durable: bool
+    ) -> tuple[tartlet.Run, str]:
+        """Launch the run that answers; return it and the model's name."""
         caller = caller_of(exchange.scope)
         backend = self._backends.of(caller)
         caller.model = request.model
         chosen = target(request.model, await backend.models.list())
-        session = session_of(exchange.scope["headers"], fields_of(body), caller.tenant)
-        durable = exchange.header(b"x-tartlet-durable") == b"1"
         arguments = chat_arguments(chat) | ({"adapter": chosen.adapter} if chosen.adapter else {})
-        run = await backend.runs.start(chosen, arguments, durable=durable, session=session)
+        run = await backend.runs.start(chosen, arguments, durable=durable, session=session, tied=tied)
         caller.program_id = run.program_id
-        reply = self._form.reply(request, run.program_id, request.model or chosen.model)
+        return run, request.model or chosen.model
+
+    async def answer(self, exchange: Exchange, request: R, chat: ChatRequest, session: Session) -> None:
+        """Launch the run that answers, and write its reply; the run ends with the request."""
+        caller = caller_of(exchange.scope)
+        durable = exchange.header(b"x-tartlet-durable") == b"1"
+        run, model = await self.launch(exchange, request, chat, session, durable=durable)
+        reply = self._form.reply(request, run.program_id, model)
         try:
             async with closing(run) as events:
                 if request.stream:
                     await _stream(exchange, reply, events)
                 else:
                     async for event in events:
-                        _take(reply, event)
+                        take(reply, event)
                     reply.end()
                     await exchange.reply(200, msgspec.json.encode(reply.whole()), [JSON])
         finally:
             caller.tokens = reply.usage.prompt_tokens + reply.usage.completion_tokens
 
 
-def _take(reply: Reply, event: Event) -> list[dict[str, Any]]:
+def take(reply: Reply, event: Event) -> list[dict[str, Any]]:
     """Add an event of the inferlet; return what is told of it."""
     match event:
         case Refused():
@@ -194,9 +212,9 @@ async def _stream(exchange: Exchange, reply: Reply, events: AsyncGenerator[Event
             if event is None:
                 break
             if isinstance(event, Counted | Finished | Refused) or not getattr(event, "text", " "):
-                _take(reply, event)
+                take(reply, event)
             else:
-                await write([*begun(), *_take(reply, event)])
+                await write([*begun(), *take(reply, event)])
             coming = asyncio.ensure_future(anext(events, None))
         await write([*begun(), *reply.end()])
     except (ApiError, TartletError) as e:

@@ -10,8 +10,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tartlet_gateway.answers.endpoint import Answers
 from tartlet_gateway.http.exchange import Exchange
+from tartlet_gateway.messages.counting import CountTokens
 from tartlet_gateway.messages.form import MessagesForm
-from tartlet_gateway.messages.requests import MessagesRequest
+from tartlet_gateway.messages.requests import CountRequest, MessagesRequest
 from tartlet_gateway.openai.completions import Completions
 from tartlet_gateway.openai.errors import ApiError, answer
 from tartlet_gateway.openai.models import ModelsEndpoint
@@ -21,7 +22,9 @@ from tartlet_gateway.page.files import Page
 from tartlet_gateway.programs import handlers
 from tartlet_gateway.programs.endpoint import Endpoint, Handler
 from tartlet_gateway.programs.requests import Entry, Launch, Message, Program
-from tartlet_gateway.responses.form import ResponsesForm
+from tartlet_gateway.responses import stored
+from tartlet_gateway.responses.endpoint import Responses
+from tartlet_gateway.responses.recordings import Recordings
 from tartlet_gateway.responses.requests import ResponseRequest
 from tartlet_gateway.runs.backends import Backends
 from tartlet_gateway.runs.caller import Caller
@@ -81,19 +84,42 @@ def _openai(backends: Backends, stopped: asyncio.Event) -> list[Operation]:
     chat, text = (Completions(form, backends, stopped) for form in ("chat", "text"))
     tokenize, detokenize = (Tokens(kind, backends, stopped) for kind in ("tokenize", "detokenize"))
     both = (JSON, EVENTS)
-    responses = Answers(ResponsesForm(), backends, stopped)
+    recordings = Recordings(backends.kept.resume_s)
+    backends.on_close(recordings.close)
+    responses = Responses(backends, recordings, stopped)
     messages = Answers(MessagesForm(), backends, stopped)
+    counting = CountTokens(backends, stopped)
     return [
         Operation("GET", "/v1/models", models, "List models, and inferlets of the catalogue as MODEL/INFERLET."),
         Operation("GET", "/v1/models/{name:path}", models, "Show one model."),
         Operation("POST", "/v1/chat/completions", chat, "Answer a chat.", ChatRequest, replies=both),
         Operation("POST", "/v1/responses", responses, "Answer, as items.", ResponseRequest, replies=both),
+        *_stored(backends, recordings, stopped),
         Operation("POST", "/v1/messages", messages, "Answer, as blocks.", MessagesRequest, replies=both),
+        Operation("POST", "/v1/messages/count_tokens", counting, "Count a prompt's tokens.", CountRequest),
         Operation("POST", "/v1/completions", text, "Complete texts.", CompletionRequest, replies=both),
         Operation("POST", "/tokenize", tokenize, "Turn text or a chat into tokens.", TokenizeRequest),
         Operation("POST", "/detokenize", detokenize, "Turn tokens into text.", DetokenizeRequest),
         Operation("POST", "/v1/embeddings", _no_embeddings, "Refused: no engine makes embeddings.", dict[str, Any]),
         Operation("GET", "/health", _Health(backends), "Tell whether an engine can answer.", is_open=True),
+    ]
+
+
+def _stored(backends: Backends, recordings: Recordings, stopped: asyncio.Event) -> list[Operation]:
+    def of(handler: stored.Handler) -> ASGIApp:
+        return stored.Stored(handler, backends, recordings, stopped)
+
+    one = "/v1/responses/{name}"
+    events = (
+        ("stream", "true: the response's events"),
+        ("starting_after", "the number of the last event that the client has"),
+    )
+    page = (("limit", "items of a page, 1 to 100"), ("order", "asc or desc"), ("after", "the last item before"))
+    return [
+        Operation("GET", one, of(stored.get), "Show a response.", query=events, replies=(JSON, EVENTS)),
+        Operation("DELETE", one, of(stored.delete), "Delete a response."),
+        Operation("POST", f"{one}/cancel", of(stored.cancel), "End a background response."),
+        Operation("GET", f"{one}/input_items", of(stored.items), "List a response's input.", query=page),
     ]
 
 

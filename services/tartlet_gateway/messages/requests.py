@@ -39,7 +39,14 @@ class MessagesRequest(Struct, kw_only=True):
     metadata: dict[str, Any] | None = None
 
 
+class CountRequest(MessagesRequest, kw_only=True):
+    """The body of `POST /v1/messages/count_tokens`: the same, but nothing is generated."""
+
+    max_tokens: int = 1
+
+
 _DECODER: Final = msgspec.json.Decoder(MessagesRequest)
+_COUNT_DECODER: Final = msgspec.json.Decoder(CountRequest)
 
 
 def read_messages(body: bytes) -> tuple[MessagesRequest, ChatRequest]:
@@ -49,6 +56,20 @@ def read_messages(body: bytes) -> tuple[MessagesRequest, ChatRequest]:
         ApiError: 400 with `param`, when a field is wrong or isn't offered.
     """
     request = decoded(_DECODER, body)
+    return request, _chat_of(request)
+
+
+def read_count(body: bytes) -> tuple[MessagesRequest, ChatRequest]:
+    """Read a request to count tokens, and return the chat whose prompt is counted.
+
+    Raises:
+        ApiError: 400 with `param`, when a field is wrong or isn't offered.
+    """
+    request = decoded(_COUNT_DECODER, body)
+    return request, _chat_of(request)
+
+
+def _chat_of(request: MessagesRequest) -> ChatRequest:
     messages: list[dict[str, Any]] = []
     if request.system:
         messages.append({"role": "system", "content": _text(request.system, "system")})
@@ -68,7 +89,7 @@ def read_messages(body: bytes) -> tuple[MessagesRequest, ChatRequest]:
     }
     given = {name: value for name, value in chat.items() if value not in (None, [], "")}
     try:
-        return request, read_chat(msgspec.json.encode(given))
+        return read_chat(msgspec.json.encode(given))
     except ApiError as e:
         param = e.param or ""
         theirs = next((ours for name, ours in _RENAMED if param.startswith(name)), param)

@@ -74,18 +74,27 @@ class Tokens:
             await exchange.reply(200, answer, [JSON])
 
     async def _answer(self, request: _Request, caller: Caller) -> bytes:
-        backend = self._backends.of(caller)
-        caller.model = request.model
-        model = target(request.model, await backend.models.list()).model  # MODEL/INFERLET has its model's tokenizer
         fields = {name: value for name, value in msgspec.to_builtins(request).items() if value is not None}
-        run = await backend.runs.start(Target(model, ""), fields, durable=False, own=_INFERLET)
-        caller.program_id = run.program_id
-        texts: list[str] = []
-        async with closing(run) as events:
-            async for event in events:
-                match event:
-                    case Delta():
-                        texts.append(event.text)
-                    case Refused():
-                        raise refusal(event)
-        return "".join(texts).encode()
+        return await tokens_answer(self._backends, caller, request.model, fields)
+
+
+async def tokens_answer(backends: Backends, caller: Caller, model: str, fields: dict[str, Any]) -> bytes:
+    """Return the answer of the inferlet that tokenizes to a request with these fields, a JSON object.
+
+    Raises:
+        ApiError, TartletError: the request is refused.
+    """
+    backend = backends.of(caller)
+    caller.model = model
+    named = target(model, await backend.models.list()).model  # MODEL/INFERLET has its model's tokenizer
+    run = await backend.runs.start(Target(named, ""), fields, durable=False, own=_INFERLET)
+    caller.program_id = run.program_id
+    texts: list[str] = []
+    async with closing(run) as events:
+        async for event in events:
+            match event:
+                case Delta():
+                    texts.append(event.text)
+                case Refused():
+                    raise refusal(event)
+    return "".join(texts).encode()

@@ -11,7 +11,7 @@ from tartlet_gateway.responses.requests import ResponseRequest, read_response
 
 
 class ResponsesForm:
-    """`POST /v1/responses`: nothing is stored."""
+    """`POST /v1/responses`, as far as nothing is stored."""
 
     def read(self, body: bytes) -> tuple[ResponseRequest, ChatRequest]:
         """Read a request."""

@@ -16,24 +16,40 @@ _CODES: Final = frozenset({"context_length_exceeded", "insufficient_quota", "rat
 """Codes of failures that clients tell apart."""
 
 
+def response_id(program_id: str) -> str:
+    """Return the id of the response that a run answers."""
+    return f"resp_{program_id.replace('-', '')}"
+
+
 class Reply:
     """One response: its items so far, and the events that tell of them.
 
     Attributes:
         usage: Token counts, as far as the inferlet has told.
         output: The items that are complete.
+        stored: Whether the response can be fetched later.
+        completed_s: When the response was completed, in Unix seconds; None: the time at which that is told.
     """
 
     def __init__(
-        self, request: ResponseRequest, run_id: str, model: str, clock: Callable[[], float] = time.time
+        self,
+        request: ResponseRequest,
+        run_id: str,
+        model: str,
+        clock: Callable[[], float] = time.time,
+        *,
+        stored: bool = False,
+        created_s: int | None = None,
     ) -> None:
         self.usage = Counted()
         self.output: list[Value] = []
+        self.stored = stored
+        self.completed_s: int | None = None
         self._request = request
         self._run_id = run_id
         self._model = model
         self._clock = clock
-        self._created_s = int(clock())
+        self._created_s = int(clock()) if created_s is None else created_s
         self._number = 0
         self._open: Value | None = None  # the item that is being told
         self._text = ""
@@ -90,6 +106,14 @@ class Reply:
             code = error.code
         told = {"code": code, "message": error.message}
         return [*self.close("incomplete"), self._state("response.failed", "failed", told)]
+
+    def cancel(self) -> list[Value]:
+        """Return the last events of a response that was cancelled. The API has no event of its own for that."""
+        return [*self.close("incomplete"), self._event("response.incomplete", response=self.now("cancelled"))]
+
+    def now(self, status: str = "in_progress") -> Value:
+        """Return the response as it is now, with this status."""
+        return self._response(status, None)
 
     def whole(self) -> Value:
         """Return the response that has ended."""
@@ -155,13 +179,13 @@ class Reply:
 
     def _response(self, status: str, error: Value | None) -> Value:
         asked = self._request
-        ended = status != "in_progress"
+        ended = status not in ("in_progress", "queued")
         why = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(self._reason)
         return {
-            "id": f"resp_{self._run_id.replace('-', '')}",
+            "id": response_id(self._run_id),
             "object": "response",
             "created_at": self._created_s,
-            "completed_at": int(self._clock()) if status == "completed" else None,
+            "completed_at": (self.completed_s or int(self._clock())) if status == "completed" else None,
             "status": status,
             "error": error,
             "incomplete_details": {"reason": why} if status == "incomplete" else None,
@@ -171,13 +195,13 @@ class Reply:
             "model": self._model,
             "output": list(self.output),
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": asked.previous_response_id,
             "prompt_cache_key": asked.prompt_cache_key,
             "reasoning": None,
             "safety_identifier": asked.safety_identifier,
             "service_tier": "default",
-            "store": False,
-            "background": False,
+            "store": self.stored,
+            "background": bool(asked.background),
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
             "text": {"format": {"type": "text"}} | (asked.text or {}),
             "tool_choice": asked.tool_choice,

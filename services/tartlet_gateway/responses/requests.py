@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -15,7 +15,7 @@ from tartlet_gateway.openai.requests import ChatRequest, read_chat
 _TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text", "refusal", "summary_text"})
 
 
-class ResponseRequest(Struct, kw_only=True):
+class ResponseRequest(Struct, kw_only=True, omit_defaults=True):
     """The body. Fields that aren't here are ignored, as other servers do."""
 
     input: str | list[dict[str, Any]]
@@ -52,19 +52,30 @@ def read_response(body: bytes) -> tuple[ResponseRequest, ChatRequest]:
         ApiError: 400 with `param`, when a field is wrong or isn't offered.
     """
     request = decoded(_DECODER, body)
-    if request.previous_response_id is not None:
-        told = "previous_response_id: responses aren't stored here: send the whole conversation as input."
-        raise ApiError(400, told, param="previous_response_id", code="previous_response_not_found")
-    for name in ("conversation", "background", "prompt", "max_tool_calls"):
+    for name in ("conversation", "prompt", "max_tool_calls"):
         if getattr(request, name):
             raise not_offered(name)
     if request.truncation == "auto":
         raise not_offered("truncation")
     if not request.input:
         raise ApiError(400, "input: a text, or items; not empty.", param="input")
+    return request, chat_of(request, [])
+
+
+def items_of(request: ResponseRequest) -> list[dict[str, Any]]:
+    """Return the input as items."""
+    return [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
+
+
+def chat_of(request: ResponseRequest, earlier: Sequence[Mapping[str, Any]]) -> ChatRequest:
+    """Return the chat that answers a request behind the items of earlier responses.
+
+    Raises:
+        ApiError: 400 with `param`, when a field is wrong or isn't offered.
+    """
     chat = {
         "model": request.model,
-        "messages": _messages(request),
+        "messages": _messages(request, earlier),
         "tools": [_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools)],
         "tool_choice": _choice(request.tool_choice) if request.tools else None,
         "parallel_tool_calls": request.parallel_tool_calls,
@@ -75,7 +86,7 @@ def read_response(body: bytes) -> tuple[ResponseRequest, ChatRequest]:
     }
     given = {name: value for name, value in chat.items() if value not in (None, [], "")}
     try:
-        return request, read_chat(msgspec.json.encode(given))
+        return read_chat(msgspec.json.encode(given))
     except ApiError as e:
         raise ApiError(e.status, e.message, param=_renamed(e.param), code=e.code) from e
 
@@ -90,12 +101,13 @@ def _renamed(param: str | None) -> str | None:
     return "text.format" if param.startswith("response_format") else param
 
 
-def _messages(request: ResponseRequest) -> list[dict[str, Any]]:
+def _messages(request: ResponseRequest, earlier: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if request.instructions:
         messages.append({"role": "system", "content": request.instructions})
-    items = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
-    for at, item in enumerate(items):
+    for item in earlier:
+        _add(messages, item, "previous_response_id")
+    for at, item in enumerate(items_of(request)):
         _add(messages, item, f"input[{at}]")
     return messages
 

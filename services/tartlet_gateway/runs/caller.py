@@ -15,6 +15,11 @@ def _nothing() -> None:
     """No-op: without keys there are no bounds."""
 
 
+def _uncounted() -> Callable[[int], None]:
+    """Return a no-op: without keys nothing is counted."""
+    return lambda _tokens: None
+
+
 @dataclass(slots=True)
 class Caller:
     """The caller of one request; its endpoint notes what the request did.
@@ -27,6 +32,8 @@ class Caller:
         tokens: The run's tokens, those of the prompt and those generated, once its end was seen.
         admit: Counts a launch over a WebSocket against the tenant's bounds, as a request that lasts as long as the
             connection. Raises an error with status 429 if there may be none now.
+        outlive: Lets the run of this request count against the tenant's bounds beyond the request. Returns what is to
+            be called with the run's tokens at its end.
     """
 
     tenant: str | None = None
@@ -35,6 +42,7 @@ class Caller:
     program_id: str = ""
     tokens: int = 0
     admit: Callable[[], None] = _nothing
+    outlive: Callable[[], Callable[[int], None]] = _uncounted
 
     def saw_end(self, ended: tartlet.Ended) -> None:
         """Note the tokens of the run that this request launched or followed to its end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import cache
@@ -48,8 +49,9 @@ class Runs:
         durable: bool,
         own: str = "openai_chat.py",
         session: Session = ALONE,
+        tied: bool = True,
     ) -> tartlet.Run:
-        """Launch what a request names; it ends when this side stops following it.
+        """Launch what a request names.
 
         Args:
             target: the model, and the inferlet of the catalogue; without one the gateway's own runs.
@@ -57,6 +59,7 @@ class Runs:
             durable: keep a journal.
             session: the session that the run belongs to.
             own: which of the gateway's inferlets runs if the target names none.
+            tied: the run ends when this side stops following it.
 
         Raises:
             TartletError: the launch was refused.
@@ -64,24 +67,29 @@ class Runs:
         text = msgspec.json.encode(arguments)
         parts = [text[at : at + MAX_ARGUMENT_BYTES] for at in range(0, len(text), MAX_ARGUMENT_BYTES)]
         argument = text if len(parts) == 1 else msgspec.json.encode({PARTS: len(parts)})
-        run = await self._client.run(
-            spec=tartlet.LaunchSpec(
-                source=None if target.inferlet else own_inferlet(own),
-                inferlet=target.inferlet,
-                args=[argument.decode()],
-                model=target.model,
-                durable=durable,
-                session=session.id,
-                parent_session=session.parent,
-                ends_session=session.ends,
-            )
+        spec = tartlet.LaunchSpec(
+            source=None if target.inferlet else own_inferlet(own),
+            inferlet=target.inferlet,
+            args=[argument.decode()],
+            model=target.model,
+            durable=durable,
+            session=session.id,
+            parent_session=session.parent,
+            ends_session=session.ends,
         )
+        if tied:
+            run = await self._client.run(spec=spec)
+        else:
+            run = await self._client.attach((await self._client.launch(spec=spec)).program_id)
         if len(parts) > 1:
             await self._send(run, parts)
         return run
 
     async def _send(self, run: tartlet.Run, parts: list[bytes]) -> None:
-        """Send a long request; a program that has ended already says why itself."""
+        """Send a long request; a program that has ended already says why itself.
+
+        Without all its parts an untied program would wait for its session's end, so it is ended here.
+        """
         try:
             for part in parts:
                 await self._client.send(run.program_id, part)
@@ -89,22 +97,35 @@ class Runs:
             pass
         except BaseException:
             run.cancel()
+            killing = asyncio.ensure_future(self._client.kill(run.program_id, "its request didn't arrive"))
+            killing.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
 
 
-async def events(run: tartlet.Run) -> AsyncGenerator[Event, None]:
-    """Yield the events of a run to its end, and end the run when the caller stops reading.
+async def events(run: tartlet.Run, *, whole: bool = False) -> AsyncGenerator[Event, None]:
+    """Yield the events of a run to its end, and stop following the run when the caller stops reading.
+
+    A run that is tied to this side ends then.
 
     A program that sends no typed finish finishes its first choice with its end. A program that sends no text at all
     answers with its result. A program that counts no tokens is counted by the runtime.
+
+    Args:
+        run: the run.
+        whole: refuse to go on without the beginning of the output.
 
     Raises:
         TartletError: the program failed.
     """
     reader = EventReader()
     said = finished = counted = False
+    offset = 0
     try:
         async for message in run:
+            if whole and not isinstance(message, tartlet.Accepted):
+                if message.offset != offset:
+                    raise InternalError(detail="the beginning of the program's output is gone")
+                offset += 1
             if isinstance(message, tartlet.Message):
                 try:
                     event = reader.read(message.data)
@@ -129,6 +150,6 @@ async def events(run: tartlet.Run) -> AsyncGenerator[Event, None]:
         run.cancel()
 
 
-def closing(run: tartlet.Run) -> aclosing[AsyncGenerator[Event, None]]:
-    """Return `events(run)` as a context, so that leaving it ends the run at once."""
-    return aclosing(events(run))
+def closing(run: tartlet.Run, *, whole: bool = False) -> aclosing[AsyncGenerator[Event, None]]:
+    """Return `events(run)` as a context, so that leaving it ends a tied run at once."""
+    return aclosing(events(run, whole=whole))

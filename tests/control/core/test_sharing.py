@@ -9,7 +9,7 @@ import pytest
 from tartlet_common.abi import Event, Op
 from tartlet_common.errors import registry as errors
 from tartlet_control.core.shared_ops import MAX_UNSENT_BYTES
-from tartlet_control.tables.topics import MAX_OF_TENANT, MAX_WAITING_BYTES
+from tartlet_control.tables.shared.topics import MAX_OF_TENANT, MAX_WAITING_BYTES
 from tests.control.harness import Guest, Host
 
 

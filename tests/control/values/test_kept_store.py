@@ -14,7 +14,8 @@ from tartlet_common.abi import Op
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import InvalidConfig, Overloaded, ResourceQuotaExceeded
-from tartlet_control.tables.store import MAX_KEYS, Request
+from tartlet_control.tables.shared.expiring import dated
+from tartlet_control.tables.shared.store import HIDDEN, MAX_KEYS, Request
 from tartlet_control.values import kept_store
 from tartlet_control.values.kept_store import KeptStore
 from tartlet_control.values.redis_values import store_of
@@ -174,3 +175,22 @@ def test_a_url_with_a_password_or_of_another_kind_is_refused() -> None:
     for url in ("redis://:secret@localhost", "http://localhost"):
         with pytest.raises(InvalidConfig):
             store_of(ControlSettings(store_url=url), 1)
+
+
+async def test_values_that_expire_outlive_control_and_those_that_gave_way_do_not(redis: RedisServer) -> None:
+    async with control(redis.url, "expiring") as store:
+        for key, end_s in (("soon", 10.0), ("late", 90.0)):
+            value = dated(bytes(7 << 20), end_s)
+            assert await ask(store, Op.STORE_SET, HIDDEN + key, value, now_s=1.0) == (0, b"", None)
+        assert await ask(store, Op.STORE_SET, "mine", bytes(3 << 20)) == (0, b"", None)
+        assert await ask(store, Op.STORE_SET, HIDDEN + "no", dated(b"", 9.0), now_s=1.0, existing=True) == (
+            0,
+            b"",
+            None,
+        )
+    async with control(redis.url, "expiring", 2) as store:
+        found = [(await ask(store, Op.STORE_EXISTS, HIDDEN + key))[0] for key in ("soon", "late", "no")]
+        assert found == [0, 1, 0]
+        await ask(store, Op.STORE_GET, HIDDEN + "x", now_s=100.0)
+    async with control(redis.url, "expiring", 3) as store:
+        assert (await ask(store, Op.STORE_EXISTS, HIDDEN + "late"))[0] == 0

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from tartlet_common.abi import Event, Op
 from tartlet_common.errors.registry import TartletError
-from tartlet_control.tables.store import MemoryStore, Request, checked
-from tartlet_control.tables.topics import Topics
+from tartlet_control.tables.shared.store import MemoryStore, Request, checked
+from tartlet_control.tables.shared.topics import Topics
 
 TENANT = "t"
 Tell = Callable[[int, Event, int, bytes], None]

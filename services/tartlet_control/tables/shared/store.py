@@ -14,6 +14,7 @@ from tartlet_common.errors.registry import (
     TartletError,
     UnknownOperation,
 )
+from tartlet_control.tables.shared.expiring import Expiring, expiry
 
 MAX_KEY_BYTES: Final = 256
 MAX_VALUE_BYTES: Final = 256 << 10
@@ -23,6 +24,10 @@ MAX_TENANT_BYTES: Final = 16 << 20
 """Bytes of the keys and values of one tenant."""
 MAX_BYTES: Final = 256 << 20
 """Bytes of the keys and values of all tenants."""
+MAX_DOCUMENT_BYTES: Final = 2 << 20
+"""Bytes of a value that expires."""
+HIDDEN: Final = "\x1f"
+"""Keys that begin so hold values that expire. No program can name such a key."""
 _FIRST_PRINTABLE: Final = " "
 
 
@@ -34,6 +39,8 @@ class Request(NamedTuple):
     value: bytes = b""  # of STORE_SET
     program_id: str = ""  # who asks
     ticket: int = 0  # of an awaited request, else 0
+    now_s: float = 0.0  # Unix time, of a request for a hidden key
+    existing: bool = False  # STORE_SET: only if the key is there
 
 
 Answer = Callable[[int, bytes, TartletError | None], None]
@@ -53,6 +60,9 @@ class Store(Protocol):
 class MemoryStore:
     """A store in control's memory. It is empty again when control starts anew.
 
+    Values of hidden keys begin with the time at which they expire. Where a tenant's budget is full, its hidden values
+    give way, those that expire first before the others.
+
     Example:
         >>> store, told = MemoryStore(), []
         >>> store.ask("a", Request(Op.STORE_SET, "k", b"v"), lambda *_: None)
@@ -63,6 +73,9 @@ class MemoryStore:
     """
 
     def __init__(self) -> None:
+        self.on_dropped: Callable[[str, str], None] = _nothing
+        """Is called with tenant and key of each value that has expired or gave way."""
+        self._expiring = Expiring()
         self._values: dict[str, dict[str, bytes]] = {}  # by tenant and key
         self._held: dict[str, int] = {}  # bytes, by tenant
         self._total = 0
@@ -80,11 +93,14 @@ class MemoryStore:
         """No-op: all that was asked was answered."""
 
     def _run(self, tenant: str, request: Request) -> tuple[bool, bytes]:
+        if request.now_s:
+            for owner, expired in self._expiring.expired(request.now_s):
+                self._drop(owner, expired)
         values = self._values.get(tenant, {})
         key = request.key
         match request.op:
             case Op.STORE_LIST_KEYS:
-                keys = sorted(each for each in values if each.startswith(key))
+                keys = sorted(each for each in values if each.startswith(key) and not each.startswith(HIDDEN))
                 return bool(keys), json.dumps(keys, ensure_ascii=False, separators=(",", ":")).encode()
             case Op.STORE_GET:
                 return key in values, values.get(key, b"")
@@ -93,30 +109,47 @@ class MemoryStore:
             case Op.STORE_DELETE:
                 return self._delete(tenant, key), b""
             case Op.STORE_SET:
+                if request.existing and key not in values:
+                    return False, b""
                 return self._set(tenant, key, request.value), b""
             case _:
                 raise UnknownOperation(op=request.op)
 
     def _set(self, tenant: str, key: str, value: bytes) -> bool:
-        values = self._values.get(tenant, {})
-        before = values.get(key)
-        if before is None and len(values) >= MAX_KEYS:
-            raise ResourceQuotaExceeded(held=len(values), kind="keys in the store", asked=1, limit=MAX_KEYS)
+        before = self._values.get(tenant, {}).get(key)
         more = len(value) - len(before) if before is not None else len(key.encode()) + len(value)
-        held = self._held.get(tenant, 0)
-        if more > 0 and held + more > MAX_TENANT_BYTES:
-            raise ResourceQuotaExceeded(held=held, kind="bytes in the store", asked=more, limit=MAX_TENANT_BYTES)
-        if more > 0 and self._total + more > MAX_BYTES:
-            raise Overloaded(what="the store of all tenants, in bytes", limit=MAX_BYTES)
+        while (refusal := self._refusal(tenant, more, new=before is None)) is not None:
+            giving = self._expiring.next(tenant, but=key)
+            if giving is None:
+                raise refusal
+            self._drop(tenant, giving)
         self._values.setdefault(tenant, {})[key] = value
-        self._held[tenant] = held + more
+        self._held[tenant] = self._held.get(tenant, 0) + more
         self._total += more
+        if key.startswith(HIDDEN):
+            self._expiring.add(tenant, key, expiry(value))
         return before is not None
+
+    def _refusal(self, tenant: str, more: int, *, new: bool) -> TartletError | None:
+        """Return why a tenant can't have so many bytes more; None: there is room."""
+        keys, held = len(self._values.get(tenant, {})), self._held.get(tenant, 0)
+        if new and keys >= MAX_KEYS:
+            return ResourceQuotaExceeded(held=keys, kind="keys in the store", asked=1, limit=MAX_KEYS)
+        if more > 0 and held + more > MAX_TENANT_BYTES:
+            return ResourceQuotaExceeded(held=held, kind="bytes in the store", asked=more, limit=MAX_TENANT_BYTES)
+        if more > 0 and self._total + more > MAX_BYTES:
+            return Overloaded(what="the store of all tenants, in bytes", limit=MAX_BYTES)
+        return None
+
+    def _drop(self, tenant: str, key: str) -> None:
+        self._delete(tenant, key)
+        self.on_dropped(tenant, key)
 
     def _delete(self, tenant: str, key: str) -> bool:
         values = self._values.get(tenant)
         if values is None or key not in values:
             return False
+        self._expiring.remove(tenant, key)
         size = len(key.encode()) + len(values.pop(key))
         self._total -= size
         self._held[tenant] -= size
@@ -141,3 +174,7 @@ def checked(request: Request) -> Request:
         told = f"{len(request.value)} bytes; at most {MAX_VALUE_BYTES} are allowed"
         raise InvalidArgument(argument="value", detail=told)
     return request
+
+
+def _nothing(tenant: str, key: str) -> None:
+    """No-op callback."""
