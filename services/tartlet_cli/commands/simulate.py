@@ -39,7 +39,7 @@ def simulate(args: tuple[str, ...]) -> None:
 
 
 def _place(args: tuple[str, ...]) -> tuple[str | None, list[str]]:
-    """Return the place that `--journals` names (None: there is no such option), and the other arguments."""
+    """Return the place that `--journals` names (None: there is none, which the simulation tells), and the others."""
     place, others, given = None, [], iter(args)
     for arg in given:
         name, sign, value = arg.partition("=")
@@ -47,6 +47,4 @@ def _place(args: tuple[str, ...]) -> tuple[str | None, list[str]]:
             others.append(arg)
             continue
         place = value if sign else next(given, None)
-        if not place:
-            raise click.UsageError(f"{_JOURNALS} needs a directory of journals")
-    return place, others
+    return place or None, others

@@ -89,7 +89,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the arguments; the costs in a file stand for those that aren't given."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    if args.journals:
+    if args.journals is not None:
         parser.error("--journals: only the command `tartlet simulate` replays journals; it passes on a --trace")
     if args.figure and not args.plot:
         parser.error("--figure: name a file for the figure with --plot")
