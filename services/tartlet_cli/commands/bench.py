@@ -18,6 +18,7 @@ BENCHMARKS = {  # name: (module, what it measures)
     "engine": ("engine", "the torch engine beside transformers"),
     "batching": ("batching", "batching policies under load"),
     "orders": ("orders", "orders of programs on a real engine, beside the simulation"),
+    "placements": ("scheduling.placements", "placements of contexts on two and four engines"),
     "ranks": ("scheduling.ranks", "what choosing among many active programs costs control"),
     "journals": ("journals", "what journals cost, in files and in Redis"),
     "directory": ("directory", "the page directory in Redis: memory, speed, and the time to write it anew"),
