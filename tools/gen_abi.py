@@ -30,6 +30,7 @@ ENUMS: tuple[tuple[str, type[IntEnum | IntFlag]], ...] = (
     ("SAMPLE", abi.SampleFlag),
     ("MASK", abi.MaskWhat),
     ("GRAMMAR", abi.GrammarKind),
+    ("CHILD_EVENT", abi.ChildEvent),
 )
 SCALARS = (
     "ABI_VERSION",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tartlet_common.abi import WHOLE_TABLE, Event, Flag, GrammarKind, MaskWhat, Op, Priority, SampleFlag, u32
+from tools.abi_child_vectors import child_vectors
 from tools.abi_vector import Record, Vector, awaited, submission
 from tools.abi_web_vectors import web_vectors
 from tools.generated import write_or_check
@@ -359,6 +360,7 @@ def generate() -> str:
     vectors = [
         *runtime_vectors(),
         *web_vectors(),
+        *child_vectors(),
         *sharing_vectors(),
         *control_vectors(),
         *worker_vectors(),

@@ -373,6 +373,8 @@ class ProgramStart(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    DETACHED_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """chosen by the runtime, unique on this stream"""
@@ -403,6 +405,10 @@ class ProgramStart(_message.Message):
     """names the run, of those that continue_as_new has begun"""
     digest: _builtins.str
     """of the source, in hex: runs of one tenant, name and digest have one history of service"""
+    parent: _builtins.str
+    """the id of the program that has started it; "": a client has"""
+    detached: _builtins.bool
+    """it outlives its parent"""
     history: _builtins.bool
     """in Hello: the program's history follows; `lost_state` is for a control that reads none"""
     @_builtins.property
@@ -438,11 +444,13 @@ class ProgramStart(_message.Message):
         run: _builtins.bytes = ...,
         session: _common_pb2.Session | None = ...,
         digest: _builtins.str = ...,
+        parent: _builtins.str = ...,
+        detached: _builtins.bool = ...,
         history: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "command_limit", b"command_limit", "digest", b"digest", "durable", b"durable", "epoch", b"epoch", "handle", b"handle", "heard", b"heard", "history", b"history", "idempotency_key", b"idempotency_key", "lost", b"lost", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "pool", b"pool", "program_id", b"program_id", "run", b"run", "running", b"running", "session", b"session", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "command_limit", b"command_limit", "detached", b"detached", "digest", b"digest", "durable", b"durable", "epoch", b"epoch", "handle", b"handle", "heard", b"heard", "history", b"history", "idempotency_key", b"idempotency_key", "lost", b"lost", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "parent", b"parent", "pool", b"pool", "program_id", b"program_id", "run", b"run", "running", b"running", "session", b"session", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -584,6 +584,7 @@ class ProgramInfo(_message.Message):
     PAGES_FIELD_NUMBER: _builtins.int
     RUNTIME_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
     RECOVERED_S_FIELD_NUMBER: _builtins.int
     program_id: _builtins.str
     name: _builtins.str
@@ -600,6 +601,8 @@ class ProgramInfo(_message.Message):
     """address of the runtime that runs it"""
     idempotency_key: _builtins.str
     """the key of its launch; "": none"""
+    parent: _builtins.str
+    """the id of the program that has started it; "": a client has"""
     recovered_s: _builtins.float
     """seconds for which the program stood still because its runtime was gone"""
     @_builtins.property
@@ -621,11 +624,12 @@ class ProgramInfo(_message.Message):
         pages: _builtins.int = ...,
         runtime: _builtins.str = ...,
         idempotency_key: _builtins.str = ...,
+        parent: _builtins.str = ...,
         recovered_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "error", b"error", "idempotency_key", b"idempotency_key", "model", b"model", "name", b"name", "pages", b"pages", "program_id", b"program_id", "recovered_s", b"recovered_s", "runtime", b"runtime", "started_unix_s", b"started_unix_s", "state", b"state", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "error", b"error", "idempotency_key", b"idempotency_key", "model", b"model", "name", b"name", "pages", b"pages", "parent", b"parent", "program_id", b"program_id", "recovered_s", b"recovered_s", "runtime", b"runtime", "started_unix_s", b"started_unix_s", "state", b"state", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

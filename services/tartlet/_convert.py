@@ -206,6 +206,7 @@ def info_from_proto(m: programs_pb2.ProgramInfo) -> ProgramInfo:
         runtime=m.runtime,
         idempotency_key=m.idempotency_key,
         recovered_s=m.recovered_s,
+        parent=m.parent,
     )
 
 

@@ -286,6 +286,7 @@ class ProgramInfo:
     runtime: str = ""  # address of the runtime that runs the program
     idempotency_key: str = ""  # the key of its launch; "": none
     recovered_s: float = 0.0  # for which it stood still because its runtime was gone
+    parent: str = ""  # the id of the program that has started it; "": a client has
 
 
 @dataclass(frozen=True, slots=True)

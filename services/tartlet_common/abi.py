@@ -83,6 +83,12 @@ class Op(IntEnum):
     HTTP_REQUEST = 16
     HTTP_READ = 17  # a: at most so many bytes, b: the request's number, c: 1 to wait for all of them; as above, a = 0
     HTTP_CLOSE = 18  # b: the request's number. No answer.
+    SPAWN = 19  # a: the child's number, chosen by the program; payload: JSON; answer payload: UTF-8, the child's id
+    CHILD_SEND = 20  # a: child; payload: message bytes
+    # a: child, b: the offset of the last answer, at first 0. Answer a: ChildEvent, b: offset; payload: the message, the
+    # result as UTF-8, or JSON {number, fields} of the error
+    CHILD_NEXT = 21
+    CHILD_KILL = 22  # a: child; payload: UTF-8, why
     # answered by control
     CREATE_QUEUE = 32  # queue: id chosen by the program; a: model index. No answer.
     SET_QUEUE_PRIORITY = 33  # a: Priority. No answer.
@@ -227,6 +233,14 @@ MAX_GRAMMARS = 64
 """Grammars that a program may hold at one time."""
 MAX_CHUNK_BYTES = 1 << 20
 """Most bytes of an HTTP reply's body in one answer."""
+
+
+class ChildEvent(IntEnum):
+    """What a CHILD_NEXT tells of a child."""
+
+    MESSAGE = 1  # it has sent a message
+    RESULT = 2  # it has ended well
+    ERROR = 3  # it has failed
 
 
 class MaskWhat(IntEnum):

@@ -28,6 +28,7 @@ from tartlet_protos import control_pb2, programs_pb2_grpc
 from tartlet_runtime.answers.local_ops import LocalOps
 from tartlet_runtime.answers.models import ModelTable
 from tartlet_runtime.budget.ledger import Ledger, Use
+from tartlet_runtime.children.child_ops import ChildOps
 from tartlet_runtime.forks.recorded import RecordedRuns
 from tartlet_runtime.guests.native import NativeServer
 from tartlet_runtime.guests.sandboxed import WasmGuests
@@ -46,6 +47,7 @@ from tartlet_runtime.serving.programs import ProgramTable
 from tartlet_runtime.serving.relay import Relay
 from tartlet_runtime.serving.server import ProgramsService
 from tartlet_runtime.serving.sources import Sources
+from tartlet_runtime.serving.spawning.births import Births
 from tartlet_runtime.web.http_ops import HttpOps
 from tartlet_runtime.web.secrets import Secrets
 from tartlet_runtime.web.sending import Sender
@@ -99,7 +101,9 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
             Secrets.of(settings.http_secrets_dir, listed(settings.http_secrets)),
         )
         stack.push_async_callback(sender.close)
-        ops = LocalOps(models, spawn, HttpOps(sender, Ceilings.of(listed(settings.http_hosts)), ledger))
+        children = ChildOps(spawn, ledger)
+        web = HttpOps(sender, Ceilings.of(listed(settings.http_hosts)), ledger)
+        ops = LocalOps(models, spawn, web, children)
         stack.callback(ops.close)
         wasm = WasmGuests(settings, ledger)
         driver.helpers = wasm
@@ -124,6 +128,7 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         relay.is_here = lambda program_id: table.known(program_id) is not None
         sources = Sources(control, settings.source_bytes, ledger)
         launching = Launching(table, driver, link, sources, RecordedRuns(store, journals, settings.journal_bytes))
+        children.births = Births(table, driver, launching, relay, spawn)
         service = ProgramsService(table, driver, link, launching, relay, wasm, settings.capacity, incarnation)
         server = await make_server(
             lambda server: programs_pb2_grpc.add_ProgramsServicer_to_server(service, server), settings.address, tls

@@ -24,6 +24,7 @@ from tartlet_common.rpc.endpoints import make_channel
 from tartlet_protos import common_pb2, programs_pb2, programs_pb2_grpc
 from tartlet_runtime.app import main
 from tartlet_runtime.budget.ledger import Ledger
+from tartlet_runtime.children.child_ops import ChildOps
 from tartlet_runtime.guests.native import DELIVERY, END, ERROR, HELLO, SUBMIT, WAIT, WELCOME, frame
 from tartlet_runtime.web.http_ops import HttpOps
 from tartlet_runtime.web.sending import Sender
@@ -115,6 +116,11 @@ async def running(directory: Path, control: FakeControl | None = None, **changes
 def no_requests() -> HttpOps:
     """HTTP for programs that may ask no host."""
     return HttpOps(Sender(Exceptions()), Ceilings(), Ledger(1 << 30))
+
+
+def no_children() -> ChildOps:
+    """Children of programs that start none."""
+    return ChildOps(asyncio.ensure_future, Ledger(1 << 30))
 
 
 async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:

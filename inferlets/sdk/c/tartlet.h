@@ -257,6 +257,41 @@ TL_CALL uint32_t tl_http_read(uint32_t number, uint32_t most) {
 /* Ends a request whose body isn't over. */
 TL_CALL void tl_http_close(uint32_t number) { tl_begin(TL_OP_HTTP_CLOSE, 0)->b = number; }
 
+/* Records an awaited start of another program, and returns its ticket. `child` names it for the calls below. `asked` is
+ * JSON, such as {"inferlet":"echo","args":["a"]}; docs/abi.md has all fields. The answer's payload is the program's id. */
+TL_CALL uint32_t tl_spawn(uint32_t child, const void *asked, uint32_t length) {
+  tl_record *record = tl_begin(TL_OP_SPAWN, length);
+  record->flags = TL_FLAG_AWAIT;
+  record->a = child;
+  tl_put(asked, length);
+  return record->ticket;
+}
+/* Records an awaited message to a child, and returns its ticket. */
+TL_CALL uint32_t tl_child_send(uint32_t child, const void *message, uint32_t length) {
+  tl_record *record = tl_begin(TL_OP_CHILD_SEND, length);
+  record->flags = TL_FLAG_AWAIT;
+  record->a = child;
+  tl_put(message, length);
+  return record->ticket;
+}
+/* Records an awaited question for what a child does next, and returns its ticket. `offset` is record->b of the last
+ * answer, at first 0. record->a of the answer is one of TL_CHILD_EVENT_*, and its payload the message or the result. */
+TL_CALL uint32_t tl_child_next(uint32_t child, uint32_t offset) {
+  tl_record *record = tl_begin(TL_OP_CHILD_NEXT, 0);
+  record->flags = TL_FLAG_AWAIT;
+  record->a = child;
+  record->b = offset;
+  return record->ticket;
+}
+/* Records an awaited end of a child, and returns its ticket. */
+TL_CALL uint32_t tl_child_kill(uint32_t child, const void *reason, uint32_t length) {
+  tl_record *record = tl_begin(TL_OP_CHILD_KILL, length);
+  record->flags = TL_FLAG_AWAIT;
+  record->a = child;
+  tl_put(reason, length);
+  return record->ticket;
+}
+
 /* Records an `embed_txt` of one token slot at a position. */
 TL_CALL void tl_embed_slot(uint32_t emb, uint32_t slot, uint32_t position) {
   tl_record *record = tl_begin(TL_OP_EMBED_TXT, 12);

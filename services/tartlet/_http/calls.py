@@ -300,6 +300,7 @@ def _info(told: dict[str, Any]) -> ProgramInfo:
         pages=told["pages"],
         idempotency_key=told["idempotency_key"],
         recovered_s=told["recovered_s"],
+        parent=told.get("parent", ""),
     )
 
 

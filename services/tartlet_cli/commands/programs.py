@@ -132,7 +132,9 @@ def ps(server: str | None, *, ended: bool, as_json: bool) -> None:
             line = {name: getattr(info, name) for name in info.__slots__}
             click.echo(json.dumps(line | {"usage": usage_json(info.usage), "error": error_json(info.error)}))
         return
-    rows: list[tuple[str, ...]] = [("PROGRAM", "NAME", "STATE", "AGE", "TOKENS", "PAGES", "MODEL", "ERROR")]
+    shows_parents = any(info.parent for info in infos)
+    parent = ("PARENT",) if shows_parents else ()
+    rows: list[tuple[str, ...]] = [("PROGRAM", "NAME", "STATE", "AGE", "TOKENS", "PAGES", "MODEL", "ERROR", *parent)]
     rows += [
         (
             info.program_id,
@@ -143,6 +145,7 @@ def ps(server: str | None, *, ended: bool, as_json: bool) -> None:
             str(info.pages),
             info.model,
             info.error.name if info.error else "",
+            *((info.parent,) if shows_parents else ()),
         )
         for info in infos
     ]

@@ -14,6 +14,7 @@ from tartlet_common.errors.base import TartletError as TartletError  # noqa: PLC
 from tartlet_common.errors.base import UnknownError as UnknownError  # noqa: PLC0414 - the same
 from tartlet_common.errors.base import register as _register
 from tartlet_common.errors.bundles import *  # noqa: F403 - the same
+from tartlet_common.errors.children import *  # noqa: F403 - the same
 from tartlet_common.errors.recorded import Diverged as Diverged  # noqa: PLC0414 - the same
 from tartlet_common.errors.recorded import NotForkable as NotForkable  # noqa: PLC0414 - the same
 from tartlet_common.errors.shares import *  # noqa: F403 - the same

@@ -22,6 +22,8 @@ from tartlet_common.errors.registry import (
 )
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.batching.batcher import Batcher
+from tartlet_control.core.places.freeing import free_place
+from tartlet_control.core.runtimes.families import Families
 from tartlet_control.order.accounts import Accounts
 from tartlet_control.order.sessions import ALONE, IDLE_S, Belonging
 from tartlet_control.order.shares import has_place
@@ -32,10 +34,9 @@ from tartlet_control.sharing.reuse import offer_all
 from tartlet_control.tables.answers import Answers
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.keys import RETURN_S, Keys
-from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.models import Models, ServedModel
 from tartlet_control.tables.outbox import Limbo, Settled
-from tartlet_control.tables.programs import Place, ProgramState, RuntimeSession
+from tartlet_control.tables.programs import ProgramState, RuntimeSession
 from tartlet_control.tables.shared.store import MemoryStore, Store
 from tartlet_control.tables.shared.topics import Topics
 
@@ -69,6 +70,8 @@ class StartRequest:
     adopts: bool = False
     lost: TartletError | None = None  # with `adopts`: why it can't begin again
     belonging: Belonging = ALONE  # to a session
+    parent: str = ""  # the id of the program that has started it
+    detached: bool = False  # it outlives its parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,7 @@ class Lifecycle:
         self._command_limit = command_limit
         self.keys = Keys(self.programs.__contains__, known_from_s=started_s + RETURN_S)
         self.ended_at: OrderedDict[str, Ended] = OrderedDict()  # by program id
+        self.families = Families(self)
 
     # ---- start --------------------------------------------------------------------------------------------------
 
@@ -148,12 +152,14 @@ class Lifecycle:
             UnknownModel, UnknownPool: no engine that it may use ever served the model, or none is of the pool.
             NoEngine: no engine of the model that it names is ready.
             Overloaded: too many programs.
+            ParentEnded: the program that has started it has ended.
         """
         self._check(session, request)
         if not request.running:  # else it runs, whatever the key names by now
             existing = self.keys.named(request.tenant, request.idempotency_key)
             if existing not in ("", request.program_id):  # else: it is asked for again, its start went unheard
                 return existing
+            self.families.check(request)
         program = ProgramState(request.program_id, request.handle, session, self._model_for(request))
         program.asked_model = request.model
         program.reach = Reach.of(request.tenant, request.pool)
@@ -175,6 +181,7 @@ class Lifecycle:
         if request.durable:
             program.epoch, program.run = request.epoch, request.run
             program.answers = session.outbox.keeps[program.handle] = Answers(request.heard, has_journal=request.running)
+        self.families.add(request)
         self.on_start(program, request)
         return ""
 
@@ -314,6 +321,7 @@ class Lifecycle:
             ended = Ended(program.session, program.tenant, journals, program.epoch, settled, next_after)
             self._ended_where(program.id, ended)
             self.on_end(program, program.killed)
+            self.families.ended(program.id, is_end=settled is not None or killed)
         if program.session.programs.get(program.handle) is program:
             del program.session.programs[program.handle]
             program.session.outbox.keeps.pop(program.handle, None)
@@ -363,28 +371,6 @@ class Lifecycle:
     def placed_on(self, engine: EngineState) -> list[ProgramState]:
         """Return the programs that are placed on an engine, in order of placement."""
         return [self.programs[program_id] for program_id in engine.program_ids]
-
-
-def free_place(place: Place, engine: EngineState) -> None:
-    """Give back all that a program holds on an engine. Its tables are left without rows."""
-    program = place.program
-    program.num_pages -= place.num_held(PAGES)
-    for table in place.tables.values():
-        engine.host.freed(table.rows)
-    for pool, held in zip(engine.pools, place.held, strict=True):
-        pool.release(list(held.values()))
-        held.clear()
-    engine.pools[PAGES].release(list(place.rows))
-    place.rows.clear()
-    for table in place.tables.values():
-        if table.number >= 0:
-            table.cut(0, engine.spec.page_size)
-            engine.tables.change(table.number, table.number, 0, [])
-            engine.tables.give(table.number)
-            table.number = -1
-    for grammar in place.grammars.values():
-        engine.grammars.drop(grammar)
-    engine.unseat(program.id)
 
 
 def _capped(asked: int, most: int) -> int:

@@ -14,8 +14,9 @@ from typing import Final
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.errors.registry import TartletError, WorkerLost
 from tartlet_control.core import trials
-from tartlet_control.core.lifecycle import Lifecycle, free_place
+from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.places import taking
+from tartlet_control.core.places.freeing import free_place
 from tartlet_control.core.places.memory import Memory, all_queues, pending, queues
 from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.core.trials import Trials

@@ -195,6 +195,8 @@ class Runtimes:
     def tick(self, now: float) -> None:
         """Retry requests that wait, and give up runtimes past their grace."""
         self.takeovers.tick()
+        grace_s = self.settings.runtime_grace_s + self.settings.takeover_grace_s
+        self.lifecycle.families.tend(now, self.takeovers.orphans.__contains__, grace_s)
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for session, request in waiting:

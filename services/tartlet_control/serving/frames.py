@@ -116,6 +116,8 @@ def start_request(start: control_pb2.ProgramStart) -> StartRequest:
         durable=start.durable,
         epoch=start.epoch,
         run=start.run,
+        parent=start.parent,
+        detached=start.detached,
         heard=start.heard,
         adopts=start.adopts,
         lost=error_from_proto(start.lost),

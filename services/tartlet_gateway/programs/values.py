@@ -59,6 +59,7 @@ def info_value(info: tartlet.ProgramInfo) -> dict[str, Any]:
         "started": info.started_unix_s,
         "age_s": info.age_s,
         "recovered_s": info.recovered_s,
+        "parent": info.parent,
         "pages": info.pages,
         "idempotency_key": info.idempotency_key,
         "usage": msgspec.to_builtins(info.usage),

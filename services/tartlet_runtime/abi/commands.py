@@ -8,7 +8,9 @@ from typing import NamedTuple
 from tartlet_common.abi import Flag, Op, Record, decode
 
 _SHOWN_BYTES = 60
-_TEXTS = frozenset({Op.LOG, Op.SEND, Op.TOKENIZE, Op.GET_MODEL, Op.FORMAT_CHAT, Op.AVAILABLE_MODELS, Op.GRAMMAR})
+_TEXTS = frozenset(
+    {Op.LOG, Op.SEND, Op.TOKENIZE, Op.GET_MODEL, Op.FORMAT_CHAT, Op.AVAILABLE_MODELS, Op.GRAMMAR, Op.SPAWN}
+)
 _NUMBERS = 8
 
 

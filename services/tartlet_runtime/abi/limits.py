@@ -22,6 +22,10 @@ MAX_DEFERRED_BYTES = 4 << 20
 """And what they are worked out of; one alone may be larger."""
 
 
+MAX_CHILDREN = 256
+"""Programs that a program may start in one run, with those that its children may start."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramLimits:
     """What one program may use."""
@@ -36,6 +40,7 @@ class ProgramLimits:
     inbox_messages: int
     journal_bytes: int
     deadline_s: float  # 0: none
+    children: int = 0  # programs that it and its children may start in one run
 
 
 def default_limits(settings: RuntimeSettings) -> ProgramLimits:
@@ -51,6 +56,7 @@ def default_limits(settings: RuntimeSettings) -> ProgramLimits:
         inbox_messages=settings.inbox_messages,
         journal_bytes=settings.journal_bytes,
         deadline_s=0.0,
+        children=MAX_CHILDREN,
     )
 
 
@@ -80,6 +86,7 @@ def resolve(asked: common_pb2.Limits, server: ProgramLimits) -> ProgramLimits:
         inbox_messages=server.inbox_messages,
         journal_bytes=_capped(asked.journal_bytes, server.journal_bytes),
         deadline_s=asked.deadline_s,
+        children=server.children,
     )
 
 

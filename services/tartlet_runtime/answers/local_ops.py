@@ -21,6 +21,8 @@ from tartlet_runtime.answers.chat import format_chat, special_texts
 from tartlet_runtime.answers.deferred import Answers, Bench, Job, Waiter, Work
 from tartlet_runtime.answers.models import AnyTokenizer, ModelTable, Spawn
 from tartlet_runtime.answers.tokens import TokenizerEntry
+from tartlet_runtime.children.child_ops import Answers as ChildAnswers
+from tartlet_runtime.children.child_ops import ChildOps, Parent
 from tartlet_runtime.web.http_ops import Answers as HttpAnswers
 from tartlet_runtime.web.http_ops import Asker, HttpOps
 
@@ -42,11 +44,11 @@ class OutputSink(Protocol):
         """Send a message to the clients."""
 
 
-class Inbox(Answers, HttpAnswers, Protocol):
+class Inbox(Answers, HttpAnswers, ChildAnswers, Protocol):
     """A program's inbox."""
 
 
-class Caller(Waiter, Asker, Protocol):
+class Caller(Waiter, Asker, Parent, Protocol):
     """The program that asks."""
 
     @property
@@ -75,8 +77,10 @@ class Caller(Waiter, Asker, Protocol):
 class LocalOps:
     """Runs rows of `Submission.local`."""
 
-    def __init__(self, models: ModelTable, spawn: Spawn, web: HttpOps) -> None:
-        """`spawn` owns the tasks of answers that come later, and `web` makes HTTP requests."""
+    def __init__(self, models: ModelTable, spawn: Spawn, web: HttpOps, children: ChildOps) -> None:
+        """`spawn` owns the tasks of answers that come later, `web` makes HTTP requests, `children` starts programs."""
+        self.resume = children.resume
+        """Called with a program that has begun again and goes on live."""
         self._models = models
         self._bench = Bench(spawn)
         self._table: dict[int, Callable[[Caller, Record, bytes], bytes | None]] = {
@@ -98,6 +102,10 @@ class LocalOps:
             Op.HTTP_REQUEST: web.request,
             Op.HTTP_READ: lambda caller, record, _payload: web.read(caller, record),
             Op.HTTP_CLOSE: lambda caller, record, _payload: web.close(caller, record),
+            Op.SPAWN: children.spawn,
+            Op.CHILD_SEND: children.send,
+            Op.CHILD_NEXT: lambda caller, record, _payload: children.next(caller, record),
+            Op.CHILD_KILL: children.kill,
         }
 
     def close(self) -> None:

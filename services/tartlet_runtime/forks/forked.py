@@ -120,6 +120,8 @@ class ForkedProgram(RecoveredProgram):
     def _live(self, *, waits: bool) -> None:
         if self.history.lost:
             raise NotForkable(why=self.history.lost)
+        if self.children.left:
+            raise NotForkable(why="programs that it has started had not ended, and they belong to the recorded run")
         super()._live(waits=waits)
         self.output.awaits_reader = False
 

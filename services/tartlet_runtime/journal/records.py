@@ -32,7 +32,7 @@ RECORD_BYTES = _RECORD.size
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 _SHARED_FIELDS = (
     "language", "filename", "args", "component", "name", "tenant", "model", "pool", "degrades", "tied", "session",
-    "parent_session", "ends_session", "grants", "limits",
+    "parent_session", "ends_session", "parent", "detached", "grants", "limits",
 )  # fmt: skip
 
 
@@ -72,6 +72,8 @@ class JournalHeader:
     parent_session: str = ""
     ends_session: bool = False
     idempotency_key: str = ""
+    parent: str = ""  # the id of the program that has started it
+    detached: bool = False
     grants: list[dict[str, Any]] = field(default_factory=list)  # what it may reach
     since_offset: int = 0  # events of its output when this journal began
     lag_ns: int = 0  # how far the guest's clock is behind the wall clock

@@ -10,6 +10,7 @@ from tartlet_common.clock import Clock
 from tartlet_common.errors.registry import TartletError
 from tartlet_runtime.abi.guest import Guest
 from tartlet_runtime.abi.next_run import NextRun
+from tartlet_runtime.children.children import Children
 from tartlet_runtime.journal.records import JournalRecord
 from tartlet_runtime.program.recorder import Recorder
 from tartlet_runtime.program.spans import ProgramSpan
@@ -59,6 +60,7 @@ class ProgramFacts:
         self.eager_bytes = 0
         self.next_run: NextRun | None = None  # which begins when this run has ended well
         self.web = Exchanges()
+        self.children = Children()
 
     @property
     def args(self) -> tuple[str, ...]:
@@ -74,6 +76,11 @@ class ProgramFacts:
     def grants(self) -> tuple[Grant, ...]:
         """What its launch and its entry in the catalogue allow."""
         return self.spec.grants
+
+    @property
+    def max_children(self) -> int:
+        """How many programs it may start."""
+        return self.spec.limits.children
 
     @property
     def is_recorded(self) -> bool:

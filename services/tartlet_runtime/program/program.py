@@ -164,6 +164,7 @@ class Program(ProgramFacts):
         self._cancel_timers()
         self.deferred.clear()
         self.web.close()
+        self.children.close()
         if self.guest is not None:
             self.guest.close(error)
         if was_starting:

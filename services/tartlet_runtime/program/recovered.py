@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from tartlet_common.abi import RECORD_BYTES
+from tartlet_common.abi import RECORD_BYTES, Record
 from tartlet_common.errors.registry import Diverged, NotForkable, TartletError
 from tartlet_protos import control_pb2
 from tartlet_runtime.abi.guest import FOREVER_US, Delivery
 from tartlet_runtime.abi.submission import parse
 from tartlet_runtime.program.program import MakeGuest, Program
-from tartlet_runtime.program.rerun import Rerun, rows_of
+from tartlet_runtime.program.rerun import CHILD_OPS, Rerun, rows_of
 from tartlet_runtime.program.spans import ProgramSpan
 from tartlet_runtime.program.spec import ProgramSpec, State
 from tartlet_runtime.program.world import World
@@ -114,11 +114,15 @@ class RecoveredProgram(Program):
         self.history.sent(submission.records[: known * RECORD_BYTES], submission.payload)
         if submission.count > known:
             self._command(submission.count - known, submission.records[known * RECORD_BYTES :], submission.payload)
-        fetched = partial(self.web.remember, submission.local_payload)
+        fetched = partial(self._remember, submission.local_payload)
         local, received = self._rerun.left_of(submission.local, fetched)
         self.inbox.skip_messages(received)
         if local:
             self._work(local, submission.local_payload)
+
+    def _remember(self, payloads: bytes, record: Record, a: int, b: int, answer: bytes) -> None:
+        what = self.children if record.op in CHILD_OPS else self.web
+        what.remember(payloads, record, a, b, answer)
 
     def on_wait(self, max_records: int, timeout_us: int) -> Delivery | None:
         """Answer from the past, as long as there is one."""
@@ -175,6 +179,7 @@ class RecoveredProgram(Program):
             raise Diverged(wait=0, detail=f"control had {self._skip} commands more than the program gives now")
         self._is_past = False
         self._tell_history()
+        self._world.ops.resume(self)
         self.output.caught_up()
         now_s = self._world.clock.now()
         for records in self._early:

@@ -16,7 +16,9 @@ _FAILURE = int(Event.FAILURE)
 _TIMER = int(Event.TIMER)
 _AWAIT = int(Flag.AWAIT)
 _OUTPUTS = frozenset({int(Op.LOG), int(Op.SEND)})
-_FETCHES = frozenset({int(Op.HTTP_REQUEST), int(Op.HTTP_READ)})
+CHILD_OPS = frozenset({int(Op.SPAWN), int(Op.CHILD_NEXT)})
+"""Commands whose answers tell of children."""
+_FETCHES = frozenset({int(Op.HTTP_REQUEST), int(Op.HTTP_READ)}) | CHILD_OPS
 _RESULT = int(Event.RESULT)
 
 
@@ -94,7 +96,8 @@ class Rerun:
 
         Args:
             local: the commands.
-            fetched: called with each command for an HTTP request that has a result, and with a, b and the payload.
+            fetched: called with each command for an HTTP request or a child that has a result, and with a, b and the
+                payload.
         """
         left, received = [], 0
         for record in local:

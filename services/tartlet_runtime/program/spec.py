@@ -46,6 +46,8 @@ class ProgramSpec:
     session: str = ""  # the runs of a session count as one program
     parent_session: str = ""
     ends_session: bool = False
+    parent: str = ""  # the id of the program that has started it
+    detached: bool = False  # it outlives its parent
     trace: Mapping[str, str] = field(default_factory=dict)
 
     @property

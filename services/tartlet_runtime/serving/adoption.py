@@ -156,4 +156,6 @@ def spec_of(header: JournalHeader, defaults: ProgramLimits) -> ProgramSpec:
         session=header.session,
         parent_session=header.parent_session,
         ends_session=header.ends_session,
+        parent=header.parent,
+        detached=header.detached,
     )

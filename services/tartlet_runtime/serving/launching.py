@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -13,6 +13,7 @@ from tartlet_common.errors.registry import InternalError, InvalidSource, Tartlet
 from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_protos import common_pb2, programs_pb2
+from tartlet_runtime.abi.limits import ProgramLimits
 from tartlet_runtime.forks.cutting import Past, cut, launch_of
 from tartlet_runtime.forks.recorded import RecordedRuns, uploaded
 from tartlet_runtime.link.control_link import ControlLink
@@ -45,6 +46,7 @@ class Launching:
         self._link = link
         self.sources = sources
         self.recorded = recorded
+        self._slowly = asyncio.Semaphore(_COMPILED_AT_ONCE)  # children
 
     async def all(self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, scope: Scope) -> None:
         """Launch many."""
@@ -111,6 +113,33 @@ class Launching:
         except Exception as e:
             log.exception("launch")
             call.reject(index, InternalError(detail=repr(e)))
+
+    async def child(
+        self,
+        asked: programs_pb2.LaunchSpec,
+        call: Call,
+        limits: ProgramLimits,
+        born: Callable[[ProgramSpec, bool], ProgramSpec],
+    ) -> None:
+        """Launch a program for another one. Raises nothing: `call` gets the answer.
+
+        Args:
+            asked: the launch.
+            call: gets the answer and the events.
+            limits: the parent's, which take the place of the server's.
+            born: gives the child what it has of its parent, and is told whether the catalogue has an entry for it.
+        """
+        try:
+            async with self._slowly:
+                asked, source, entry = await self.sources.find(asked)
+                spec = born(specify(asked, source, limits, self._table.durability, entry), entry is not None)
+                maker = self._table.maker(spec) or await self._table.compile(spec)
+            self._launch(spec, maker, asked, call, 0)
+        except TartletError as e:
+            call.reject(0, e)
+        except Exception as e:
+            log.exception("launch")
+            call.reject(0, InternalError(detail=repr(e)))
 
     async def _begun(self, asked: programs_pb2.LaunchSpec, scope: Scope) -> tuple[programs_pb2.LaunchSpec, Past]:
         """Return the launch of a fork, and its past.

@@ -94,6 +94,7 @@ def info_of(program: Program, now_s: float, unix_s: float, runtime: str) -> prog
         runtime=runtime,
         idempotency_key=program.spec.idempotency_key,
         recovered_s=program.recovered_s,
+        parent=program.spec.parent,
     )
 
 

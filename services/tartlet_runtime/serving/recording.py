@@ -99,6 +99,8 @@ class Recording:
             spec.session,
             spec.parent_session,
             spec.ends_session,
+            spec.parent,
+            spec.detached,
             spec.grants,
             spec.limits,
         )

@@ -223,7 +223,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             else:
                 errors.append(None)
                 sent[place] = program
-        for place, error in (await _hear(sent, request.items)).items():
+        for place, error in (await hear(sent, request.items)).items():
             errors[place] = error
         if elsewhere and not is_relayed(context):
             answers = await self._relay.send([request.items[i] for i in elsewhere], scope)
@@ -330,7 +330,7 @@ async def _few(context: _Context, what: str, count: int) -> None:
         await abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
 
 
-async def _hear(programs: dict[int, Program], items: Sequence[programs_pb2.SendItem]) -> dict[int, TartletError]:
+async def hear(programs: dict[int, Program], items: Sequence[programs_pb2.SendItem]) -> dict[int, TartletError]:
     """Give programs their messages, by place, and wait until these can't be lost. Returns the errors of the others."""
     errors: dict[int, TartletError] = {}
     waiting: dict[int, asyncio.Future[None]] = {}

@@ -25,9 +25,10 @@ from tartlet_runtime.answers.local_ops import LocalOps
 from tartlet_runtime.answers.models import ModelTable
 from tartlet_runtime.answers.tokens import TokenizerEntry
 from tartlet_runtime.budget.ledger import Ledger
+from tartlet_runtime.children.children import Children
 from tartlet_runtime.web.exchange import Exchanges
 from tests.runtime.fake_control import engine_spec, tokenizer_json
-from tests.runtime.harness import native, no_requests, running, until
+from tests.runtime.harness import native, no_children, no_requests, running, until
 
 AWAIT = int(Flag.AWAIT)
 
@@ -47,6 +48,8 @@ class Caller:
     receives: list[int] = field(default_factory=list)
 
     web: Exchanges = field(default_factory=Exchanges)
+    children: Children = field(default_factory=Children)
+    max_children: int = 0
     tenant: str = ""
     grants: tuple[Grant, ...] = ()
     is_recorded: bool = False
@@ -101,7 +104,7 @@ async def loaded(directory: Path, tasks: asyncio.TaskGroup, **spec: Any) -> Asyn
     spec_json = json.dumps(asdict(engine_spec(**spec)))
     models.update([control_pb2.ModelInfo(index=0, name="fake", spec_json=spec_json, ready=True)])
     await until(lambda: isinstance(models.tokenizer(0, ANYWHERE), TokenizerEntry))
-    ops = LocalOps(models, tasks.create_task, no_requests())
+    ops = LocalOps(models, tasks.create_task, no_requests(), no_children())
     try:
         yield ops
     finally:

@@ -27,7 +27,7 @@ from tartlet_runtime.budget.ledger import Ledger, Use
 from tests.runtime.answers.test_deferred import Caller, row
 from tests.runtime.answers.test_trials import TEMPLATE, hostile
 from tests.runtime.fake_control import engine_spec
-from tests.runtime.harness import no_requests, until
+from tests.runtime.harness import no_children, no_requests, until
 
 DEMO = Path("models/demo/tokenizer.json").read_bytes()
 LLAMA_3 = (
@@ -171,7 +171,7 @@ async def test_programs_of_other_models_go_on_beside_a_hostile_text(tmp_path: Pa
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         models = ModelTable(tmp_path, fetch, tasks.create_task, Ledger(4 << 30))
-        ops = LocalOps(models, tasks.create_task, no_requests())
+        ops = LocalOps(models, tasks.create_task, no_requests(), no_children())
         try:
             models.update(
                 control_pb2.ModelInfo(

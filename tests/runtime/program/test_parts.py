@@ -42,7 +42,7 @@ from tartlet_runtime.program.inbox import Inbox
 from tartlet_runtime.program.output_log import LogEvent, OutputLog
 from tests.runtime.answers.test_deferred import Caller
 from tests.runtime.fake_control import TEMPLATE, engine_spec, tokenizer_json
-from tests.runtime.harness import no_requests
+from tests.runtime.harness import no_children, no_requests
 
 OPS = st.sampled_from([int(op) for op in Op])
 ROWS = st.lists(st.tuples(OPS, st.integers(0, 2**32 - 1), st.binary(max_size=40)), max_size=40)
@@ -338,7 +338,7 @@ async def test_an_answer_that_breaks_beside_the_loop_and_a_tokenizer_that_cannot
         info = control_pb2.ModelInfo(index=0, name="fake", spec_json=json.dumps(asdict(engine_spec())), ready=True)
         models.update([info])
         caller = Caller()
-        ops = LocalOps(models, lambda work: running.append(tasks.create_task(work)), no_requests())
+        ops = LocalOps(models, lambda work: running.append(tasks.create_task(work)), no_requests(), no_children())
         row = Record(Op.TOKENIZE, int(Flag.AWAIT), 1, 0, 0, 0, 0, 0, 1)
         ops.run(caller, row, b"x")  # its tokenizer's fetch breaks
         await asyncio.gather(*running)

@@ -161,11 +161,34 @@ def begun(call: Coroutine[Any, Any, Any]) -> None:
     KEPT.append(call)
 
 
+def spawn(number: int, **arguments: Any) -> None:
+    _program.state.children = number - 1
+    begun(inferlet.spawn(**arguments))
+
+
+def child_next(number: int, offset: int) -> None:
+    asyncio.events._set_running_loop(_channel.channel.loop)
+    try:
+        begun(child(number, offset).result())
+    finally:
+        asyncio.events._set_running_loop(None)
+
+
+def child(number: int, offset: int = 0) -> inferlet.Child:
+    made = inferlet.Child(number, "id")
+    made._offset = offset
+    return made
+
+
 KEPT: list[Coroutine[Any, Any, Any]] = []
 CALLS: dict[str, Callable[..., object]] = {
     "http_request": http_request,
     "http_read": lambda number, most: begun(http_stream(number).read(most)),
     "http_close": lambda number: http_stream(number).close(),
+    "spawn": spawn,
+    "child_send": lambda number, message: child(number).send(bytes.fromhex(message)),
+    "child_next": child_next,
+    "child_kill": lambda number, reason: child(number).kill(reason),
     "log": log,
     "send": lambda message: inferlet.send(bytes.fromhex(message)),
     "receive": inferlet.receive,

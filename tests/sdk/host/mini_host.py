@@ -251,6 +251,9 @@ class MiniHost:
                     check_http([Grant(LAUNCH)], url.origin)  # a launch that names no host
                 except errors.TartletError as error:
                     self.fail(command, error)
+            case Op.SPAWN:  # its catalogue is empty
+                name = json.loads(command.payload)["inferlet"]
+                self.fail(command, errors.UnknownInferlet(inferlet=name))
             case Op.GRAMMAR | Op.DEALLOC_GRAMMAR:
                 refused = self.grammars.run(command.op, command.a, command.b, command.payload)
                 if refused is None:

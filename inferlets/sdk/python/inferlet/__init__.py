@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from inferlet import errors
 from inferlet._calls import on_queue
+from inferlet._calls.children import Child, spawn
 from inferlet._calls.on_queue import *  # noqa: F403 - what a call's function is called stands there alone
 from inferlet._calls.program import (
     continue_as_new,
@@ -87,6 +88,7 @@ from inferlet.stopping import Length, Stop, StopTokens, Until
 
 __all__ = [
     "Adapter",
+    "Child",
     "CompiledGrammar",
     "Context",
     "Dist",
@@ -151,6 +153,7 @@ __all__ = [
     "receive_bytes",
     "regex",
     "send",
+    "spawn",
     "store_delete",
     "store_exists",
     "store_get",

@@ -40,6 +40,20 @@ class NothingToWaitFor(TartletError):
     remedy = "A task awaits a future, event or queue that no other task will fill. Find it in the notes below."
 
 
+class ChildFailed(TartletError):
+    """A program that this one had started has failed; `__cause__` is its error."""
+
+    message = "the program {child}, which this one had started, has failed: {detail}"
+    remedy = ""
+
+
+class ChildEnded(TartletError):
+    """A program that this one had started has ended, and sends no more messages."""
+
+    message = "the program {child}, which this one had started, has ended: there are no more messages"
+    remedy = "Await its result(), or iterate over it, which stops at its end."
+
+
 for _cls in REGISTRY.values():
     _cls.__module__ = __name__  # where programs find it, and what tracebacks show
 

@@ -30,6 +30,7 @@ class _State:
 
     __slots__ = (
         "args",
+        "children",
         "default_queue",
         "grammars",
         "inbox",
@@ -47,6 +48,7 @@ class _State:
         self.spare_queues: dict[int, list[Queue]] = {}  # of closed contexts, by model
         self.inbox = Receiving()
         self.requests = 0  # over HTTP, so far
+        self.children = 0  # that it has started
         self.version: str | None = None  # of the runtime, and the program's id, once the host has told
         self.instance_id: str | None = None
         self.grammars: dict[tuple[int, Grammar], Any] = {}  # what was compiled, by model

@@ -63,7 +63,7 @@ def store_set(key: str, value: str | bytes) -> asyncio.Future[bool]:
         ...     print(await store_set("n", "1"), await store_set("n", "2"))
         False True
     """
-    name, data = _key("store_set", key), _data("store_set", "value", value)
+    name, data = _key("store_set", key), refusals.data("store_set", "value", value)
     return channel.call(_flag, abi.OP_STORE_SET, a=len(name), payload=name + data)
 
 
@@ -131,7 +131,7 @@ def broadcast(topic: str, message: str | bytes) -> asyncio.Future[int]:
         ...     print(await broadcast("news", "it rains"), await news.receive())
         1 it rains
     """
-    name, data = _key("broadcast", topic, "topic"), _data("broadcast", "message", message)
+    name, data = _key("broadcast", topic, "topic"), refusals.data("broadcast", "message", message)
     return channel.call(answers.number, abi.OP_BROADCAST, a=len(name), payload=name + data)
 
 
@@ -252,14 +252,6 @@ def _key(call: str, text: Any, argument: str = "key") -> bytes:
     if not isinstance(text, str):
         raise refusals.refusal(call, argument, f"it takes a text, not {arguments.shown(text)}")
     return refusals.utf8(call, argument, text)
-
-
-def _data(call: str, argument: str, value: Any) -> bytes:
-    if isinstance(value, str):
-        return refusals.utf8(call, argument, value)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    raise refusals.refusal(call, argument, f"it takes text or bytes, not {arguments.shown(value)}")
 
 
 def _flag(a: int, _b: int, _c: int, _payload: bytes) -> bool:

@@ -364,6 +364,16 @@ class RequestFailed(ProgramError):
     )
 
 
+class ParentEnded(ProgramError):
+    """218: the program {parent} that started this one has ended."""
+
+    number: ClassVar[int] = 218
+    message: ClassVar[str] = "the program {parent} that started this one has ended"
+    remedy: ClassVar[str] = (
+        "Let the parent await the child's result, or spawn the child with detached=True if it is to live on."
+    )
+
+
 class PageQuotaExceeded(LimitError):
     """301: KV pages: the program holds {held} and asked for {asked} more; its limit is {...."""
 
@@ -799,6 +809,7 @@ REGISTRY: dict[int, type[TartletError]] = {
     208: DeadlineExceeded,
     209: NotAllowed,
     217: RequestFailed,
+    218: ParentEnded,
     301: PageQuotaExceeded,
     302: ResourceQuotaExceeded,
     303: OutOfPages,

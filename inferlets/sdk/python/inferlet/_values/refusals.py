@@ -191,3 +191,16 @@ def sampling(floats: dict[str, Any], wholes: dict[str, Any], stop: Any) -> Inval
     if isinstance(stop, int) or not all(map(_is_u32, _each(stop))):
         return refusal("sample", "stop", f"it is a list of token ids, not {shown(stop)}")
     return refusal("sample", "the arguments", "temperature, top_p and min_p are too large for 32 bits")
+
+
+def data(call: str, argument: str, value: Any) -> bytes:
+    """Return text as UTF-8, or bytes as they are.
+
+    Raises:
+        InvalidArgument: it is neither.
+    """
+    if isinstance(value, str):
+        return utf8(call, argument, value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise refusal(call, argument, f"it takes text or bytes, not {shown(value)}")

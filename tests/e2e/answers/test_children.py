@@ -1,0 +1,117 @@
+"""Programs that start programs, with real processes that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tartlet
+from tartlet import LaunchSpec
+from tartlet_common.errors.registry import ParentEnded
+from tartlet_runtime.wasm import HostConfig, WasmHost
+from tests.e2e.answers.test_replay import replay
+from tests.e2e.serving import Serving, client_of, message, output, serving, tartlet_cli
+from tests.run_directory import run_directory
+
+FAMILY = tartlet.Source.from_file(Path(__file__).parent / "family.py")
+SAID = [[f"{name} begins", *(f"{name} heard {n}" for n in range(3))] for name in ("a", "b")]
+ENDED = ["a ends", "b ends"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with run_directory() as directory, serving(directory, TARTLET_RUNTIME_KEEP_JOURNALS="true") as running:
+        yield running
+
+
+def family(*args: str) -> LaunchSpec:
+    return LaunchSpec(source=FAMILY, args=args)
+
+
+async def info_of(client: tartlet.AsyncClient, program_id: str) -> tartlet.ProgramInfo:
+    (found,) = [info for info in await client.list(ended=True) if info.program_id == program_id]
+    return found
+
+
+async def ended(client: tartlet.AsyncClient, program_id: str) -> tartlet.ProgramInfo:
+    while (info := await info_of(client, program_id)).state not in {"succeeded", "failed"}:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    return info
+
+
+async def talk(client: tartlet.AsyncClient, inferlet: str = "") -> tuple[str, list[str], Any]:
+    """Launches a parent and returns its id, its children's and its run, which waits for a message."""
+    run = await client.run(spec=family("talk", *([inferlet] if inferlet else [])))
+    children = json.loads(await message(run))
+    return run.program_id, children, run
+
+
+async def result(run: Any) -> Any:
+    async for _ in run:
+        pass
+    assert run.ended is not None
+    assert run.ended.success, run.ended.error
+    return json.loads(run.ended.result)
+
+
+async def test_a_parent_talks_with_children_of_its_own_source_and_of_the_catalogue(server: Serving) -> None:
+    async with client_of(server) as client:
+        await client.put([tartlet.CatalogueEntry("family", FAMILY)])
+        for inferlet in ("", "family"):
+            parent, children, run = await talk(client, inferlet)
+            assert [(await info_of(client, child)).parent for child in children] == [parent] * 2
+            assert parent in tartlet_cli(server.run_dir, "ps", "--json", "--all").stdout
+            await client.send(parent, "go")
+            assert await result(run) == [SAID, ENDED]
+
+
+async def test_children_fail_and_are_refused_with_typed_errors(server: Serving) -> None:
+    async with client_of(server) as client:
+        _, found = await output(client, family("refusals"))
+    failed = ["ProgramFailed", "DeadlineExceeded", "ProgramKilled"]
+    refused = ["UnknownInferlet", "ResourceQuotaExceeded", "InvalidArgument", "UnknownResource"]
+    assert json.loads(found or "") == [*failed, *refused, "none", "ends"]
+
+
+async def test_a_child_ends_with_its_parent_unless_it_is_detached(server: Serving) -> None:
+    async with client_of(server) as client:
+        for how in ("with it", "detached"):
+            run = await client.run(spec=family("starts", how))
+            child = await message(run)
+            await client.kill(run.program_id)
+            if how == "detached":
+                await client.send(child, "end")
+                assert (await ended(client, child)).state == "succeeded"
+            else:
+                assert isinstance((await ended(client, child)).error, ParentEnded)
+
+
+async def test_a_killed_runtime_starts_no_child_twice_and_loses_no_message(server: Serving) -> None:
+    async with client_of(server) as client:
+        parent = (await client.launch(spec=family("talk"))).program_id
+        run = await client.attach(parent)
+        children = json.loads(await message(run))
+        serves = server.text().count("runtime serves")
+        server.kill("runtime")
+        await asyncio.to_thread(server.until, "runtime serves", serves + 1)
+        await client.send(parent, "go")
+        assert await result(run) == [SAID, ENDED]
+        theirs = [info.program_id for info in await client.list(ended=True) if info.parent == parent]
+        assert sorted(theirs) == sorted(children)
+
+
+async def test_a_parent_replays_to_the_same_commands(server: Serving) -> None:
+    async with client_of(server) as client:
+        parent, _, run = await talk(client)
+        await client.send(parent, "go")
+        told = await result(run)
+    path: Path = server.run_dir / "journals" / f"{parent}.journal"
+    with WasmHost(HostConfig(max_guests=2)) as wasm:
+        again = replay(wasm, path)
+    assert again.error is None
+    assert json.loads(again.text) == told
