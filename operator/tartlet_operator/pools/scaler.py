@@ -20,6 +20,8 @@ from tartlet_operator.pools.scaling import Load, Window, decide
 log = logging.getLogger("tartlet.operator")
 
 _EVERY_S: Final = 1.0
+_QUIET_S: Final = 2.0
+"""Control tells changes sooner than this, so engines of which it has told nothing for so long compute nothing."""
 
 
 class Scaler:
@@ -89,4 +91,6 @@ class Scaler:
             self._before = (told_s, work)
         elif self._before is None:
             self._before, self._last = (told_s, work), {}
+        elif self._ctx.clock.now() - told_s >= _QUIET_S:
+            self._last = {}
         return self._last

@@ -59,6 +59,15 @@ class Played:
         """Let control tell the engines' work, a second after the last time; return the replicas then."""
         self.clock.advance(1.0)
         self.view.work, self.view.told_s = {f"ns/{name}": each for name, each in work.items()}, self.clock.now()
+        return await self.looked()
+
+    async def quiet_second(self) -> int:
+        """Let a second pass in which control has nothing new to tell; return the replicas then."""
+        self.clock.advance(1.0)
+        return await self.looked()
+
+    async def looked(self) -> int:
+        """Let the scaler look; return the replicas then."""
         await self.scaler.once()
         self.seen()
         return self.replicas
@@ -82,6 +91,16 @@ async def test_busy_engines_are_told_by_the_device_time_that_they_used_since_bef
     for _ in range(5):
         last = await it.second(a=work(device_s=60.0, programs=1), b=work(device_s=10.0, programs=1))
     assert last == 1
+
+
+async def test_engines_of_which_control_tells_nothing_new_are_idle() -> None:
+    it = Played()
+    for used in (1.0, 2.0, 3.0):
+        assert await it.second(a=work(device_s=used, programs=1)) == 1
+    assert await it.second(a=work(device_s=3.5)) == 1
+    replicas = [await it.quiet_second() for _ in range(6)]
+    assert replicas[:3] == [1, 1, 1]
+    assert replicas[-1] == 0
 
 
 async def test_to_zero_and_back_for_a_run_that_waits() -> None:
