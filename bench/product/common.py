@@ -13,6 +13,7 @@ from tartlet_common.engine.step import Kind as Kind
 from tartlet_common.engine.step import Sample as Sample
 from tartlet_common.engine.step import Step as Step
 from tartlet_common.engine.step import StepResult as StepResult
+from tartlet_common.engine.step import Swaps as Swaps
 from tartlet_common.engine.step_codec import step_to_proto as step_to_proto
 from tartlet_common.rpc.endpoints import Dialer as Dialer
 from tartlet_common.rpc.endpoints import Tls as Tls

@@ -20,6 +20,7 @@ BENCHMARKS = {  # name: (module, what it measures)
     "orders": ("orders", "orders of programs on a real engine, beside the simulation"),
     "placements": ("scheduling.placements", "placements of contexts on two and four engines"),
     "ranks": ("scheduling.ranks", "what choosing among many active programs costs control"),
+    "swaps": ("scheduling.swaps", "pages to host memory and back, against computing their tokens again"),
     "journals": ("journals", "what journals cost, in files and in Redis"),
     "directory": ("directory", "the page directory in Redis: memory, speed, and the time to write it anew"),
     "chaos": ("survival.chaos", "200 durable programs while processes are killed at random"),
