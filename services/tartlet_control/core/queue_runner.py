@@ -125,7 +125,7 @@ class QueueRunner:
         pending, place = queue.pending, queue.place
         while pending and (place.recovery is None or queue.id < 0):  # a suspended program goes on later
             head = pending[0]
-            if self._needs_place(place, head):
+            if (place.engine is None or not (head.kind or place.rows)) and self._needs_place(place, head):
                 if not self._places or not self._placing.leave(place):
                     self.unplaced[queue] = None  # until `place_waiting`
                     break
@@ -146,8 +146,6 @@ class QueueRunner:
             self._batchers[engine].unready(queue)
 
     def _needs_place(self, place: Place, head: Command) -> bool:
-        if place.engine is not None and (head.kind or place.rows):
-            return False
         uses = head.kind or type(head) is Alloc or (type(head) is Table and head.new_rows)
         return bool(uses) and (place.engine is None or self._placing.goes_anew(place, head))
 
