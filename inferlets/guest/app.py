@@ -31,7 +31,7 @@ import inferlet._running.guest
 import inferlet._wire.host
 import inferlet._hints.sandbox
 
-_OUTSIDE_ONLY = {"inferlet._running.native"}  # runs a program without the sandbox
+_OUTSIDE_ONLY = {"inferlet._running.native", "inferlet._running.native_loop"}  # run a program without the sandbox
 
 for _package in (email, importlib, zipfile):  # their parts are imported when they are needed first
     for _module in pkgutil.walk_packages(_package.__path__, f"{_package.__name__}."):

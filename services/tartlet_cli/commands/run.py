@@ -336,7 +336,11 @@ class _Session:
         path = unix_path(client.address)
         if path is None:
             raise click.UsageError("--native needs a server on this machine (its guest socket is a Unix one)")
-        env = {**os.environ, "TARTLET_GUEST_SOCKET": str(path.parent / "guest.sock"), "TARTLET_GUEST_TOKEN": token}
+        env = os.environ | {
+            "TARTLET_GUEST_SOCKET": str(path.parent / "guest.sock"),
+            "TARTLET_GUEST_TOKEN": token,
+            "TARTLET_RUN_DIR": str(path.parent),  # where the program's own `tartlet.AsyncClient` finds the server
+        }
         with contextlib.ExitStack() as files:
             if is_bundle(source.data):
                 archive = files.enter_context(tempfile.NamedTemporaryFile(prefix="tartlet-", suffix=".zip"))

@@ -10,6 +10,7 @@ import inspect
 import os
 import random
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +23,7 @@ from inferlet._hints.tracebacks import format_error, remember
 from inferlet._models import models, vocab
 from inferlet._running import output
 from inferlet._running.bundle import Bundle, is_bundle
-from inferlet._running.loop import Loop
+from inferlet._running.loop import Loop, ProgramLoop
 from inferlet._wire.channel import channel
 from inferlet._wire.channel import reset as reset_channel
 
@@ -30,7 +31,10 @@ _reserve = [bytes(256 << 10)]
 """Memory that is freed to report a failure after the program has used up all other memory."""
 
 
-_made_ahead: list[Loop] = []
+loop_type: type[ProgramLoop] = Loop
+"""The host sets this once: the loop of native programs has sockets."""
+
+_made_ahead: list[ProgramLoop] = []
 
 
 class ProgramExit(Exception):
@@ -66,7 +70,7 @@ def run(source: str, filename: str, args: Sequence[str]) -> str | None:
 def prepare() -> None:
     """Make an event loop ahead of the next program."""
     if not _made_ahead:
-        _made_ahead.append(Loop())
+        _made_ahead.append(loop_type())
 
 
 def seed_random(drawn: bytes) -> None:
@@ -121,14 +125,18 @@ def _execute(source: str, filename: str, args: Sequence[str]) -> str | None:
     remember(filename, source)
     argv, sys.argv = sys.argv, [filename, *args]
     new_event_loop, before = asyncio.events.new_event_loop, sys.modules.get("__main__")
-    # asyncio.run() in a program finds our loop too.
-    asyncio.events.new_event_loop = asyncio.new_event_loop = Loop
+
+    def own_loop() -> asyncio.AbstractEventLoop:
+        """Make a loop for `asyncio.run` in a program; threads outside the sandbox have loops without a host."""
+        return loop_type() if threading.current_thread() is threading.main_thread() else new_event_loop()
+
+    asyncio.events.new_event_loop = asyncio.new_event_loop = own_loop
     module = types.ModuleType("__main__")
     module.__file__ = filename
     sys.modules["__main__"] = module
-    loop = _made_ahead.pop() if _made_ahead else Loop()
-    Loop.runs = 0
-    Loop.results.clear()
+    loop = _made_ahead.pop() if _made_ahead else loop_type()
+    ProgramLoop.runs = 0
+    ProgramLoop.results.clear()
     try:
         result = _run_main(loop, module, source, filename, args)
         _raise_failures()
@@ -160,17 +168,19 @@ def _tell(error: BaseException, filename: str) -> str:
         return "MemoryError"
 
 
-def _run_main(loop: Loop, module: types.ModuleType, source: str, filename: str, args: Sequence[str]) -> str | None:
+def _run_main(
+    loop: ProgramLoop, module: types.ModuleType, source: str, filename: str, args: Sequence[str]
+) -> str | None:
     channel.loop = loop
     try:
         exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - running it is our job
         main: Callable[..., Any] | None = getattr(module, "main", None)
         if main is None:
-            if not Loop.runs and defines_alone(source):
+            if not ProgramLoop.runs and defines_alone(source):
                 raise SystemExit(f"{filename} defines functions, none of them is `main`, and nothing was run")
             return None
-        if Loop.runs:  # by `asyncio.run(main())`, as scripts end
-            result = Loop.results.get(getattr(main, "__code__", None))
+        if ProgramLoop.runs:  # by `asyncio.run(main())`, as scripts end
+            result = ProgramLoop.results.get(getattr(main, "__code__", None))
         else:
             result = main(list(args)) if _takes_arguments(main) else main()
         if inspect.isawaitable(result):

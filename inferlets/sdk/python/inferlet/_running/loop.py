@@ -2,6 +2,7 @@
 
 `BaseEventLoop` does the work. Where asyncio would poll sockets, this loop submits the recorded commands and suspends
 until an answer, a message or the next timer. Tasks, groups, timeouts, queues and locks are those of asyncio.
+`native_loop` is the loop of programs outside the sandbox, which have sockets too.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class _HostSelector:
         """No-op: there is nothing to close."""
 
 
-class Loop(asyncio.BaseEventLoop):
-    """An event loop that waits for the host."""
+class ProgramLoop(asyncio.BaseEventLoop):
+    """What every event loop of a program does: it runs `main`, keeps results and owns the futures of commands."""
 
     # asyncio's own, which its types don't show
     _ready: deque[asyncio.Handle]
@@ -66,10 +67,6 @@ class Loop(asyncio.BaseEventLoop):
     results: ClassVar[dict[CodeType | None, Any]] = {}
     """The results of the coroutines that loops ran, by the code of the coroutine."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._selector = _HostSelector()
-
     def call_soon(  # type: ignore[override]  # its types are stricter about what callbacks take
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
@@ -79,18 +76,6 @@ class Loop(asyncio.BaseEventLoop):
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
-
-    def _run_once(self) -> None:
-        """Run one round. Without timers it needs no heap, and no time of day, which only the host can tell."""
-        if self._scheduled or self._debug:
-            super()._run_once()  # type: ignore[misc]  # typeshed hides it too
-            return
-        ready = self._ready
-        self._selector.select(0 if ready or self._stopping else None)
-        for _ in range(len(ready)):  # those that become ready meanwhile have their turn in the next
-            handle = ready.popleft()
-            if not handle.cancelled():
-                handle._run()  # noqa: SLF001 - as asyncio's own loop does
 
     def run_main(self, main: Awaitable[Any]) -> Any:
         """Run `main` to its end, then cancel its remaining tasks and close open generators."""
@@ -108,7 +93,7 @@ class Loop(asyncio.BaseEventLoop):
         result = super().run_until_complete(future)
         coroutine = future.get_coro() if isinstance(future, asyncio.Task) else future
         if inspect.iscoroutine(coroutine):
-            Loop.results[coroutine.cr_code] = result
+            ProgramLoop.results[coroutine.cr_code] = result
         return result
 
     def _cancel_tasks(self) -> None:
@@ -129,12 +114,37 @@ class Loop(asyncio.BaseEventLoop):
 
     def run_forever(self) -> None:
         """Run until stopped. Futures of commands belong to this loop meanwhile."""
-        Loop.runs += 1
+        ProgramLoop.runs += 1
         before, channel.loop = channel.loop, self
         try:
             super().run_forever()
         finally:
             channel.loop = before
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Report only exceptions, which would be lost otherwise; asyncio's other reports don't reach the user."""
+        if context.get("exception") is not None:
+            super().default_exception_handler(context)
+
+
+class Loop(ProgramLoop):
+    """An event loop that waits for the host alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._selector = _HostSelector()
+
+    def _run_once(self) -> None:
+        """Run one round. Without timers it needs no heap, and no time of day, which only the host can tell."""
+        if self._scheduled or self._debug:
+            super()._run_once()  # type: ignore[misc]  # typeshed hides it too
+            return
+        ready = self._ready
+        self._selector.select(0 if ready or self._stopping else None)
+        for _ in range(len(ready)):  # those that become ready meanwhile have their turn in the next
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()  # noqa: SLF001 - as asyncio's own loop does
 
     def run_in_executor(self, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """Run as asyncio does; the loop looks often whether the thread has finished."""
@@ -159,8 +169,3 @@ class Loop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """No-op: no other thread needs to wake this loop."""
-
-    def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Report only exceptions, which would be lost otherwise; asyncio's other reports don't reach the user."""
-        if context.get("exception") is not None:
-            super().default_exception_handler(context)

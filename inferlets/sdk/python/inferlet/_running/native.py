@@ -17,11 +17,15 @@ import json
 import os
 import struct
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inferlet._generated import abi
 from inferlet._running import guest
+from inferlet._running.native_loop import NativeLoop
 from inferlet._wire import host
+from inferlet._wire.channel import Channel, channel
 from inferlet.errors import TartletError, Unavailable, from_wire
 
 if TYPE_CHECKING:
@@ -32,6 +36,7 @@ WELCOME, DELIVERY, ERROR = 16, 17, 18
 _HEAD = struct.Struct("<IB")
 _WAIT = struct.Struct("<IQ").pack
 _NUMBER = struct.Struct("<I")
+_NOTHING = struct.pack("<HHIII", abi.ABI_VERSION, 0, 0, 0, 0)  # a delivery without records
 _MOST_SAID = 3 << 20  # what fits a frame; the runtime takes less, and says so
 
 
@@ -40,7 +45,11 @@ class SocketBackend:
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
-        self._input = stream.makefile("rb")
+        self.waits = False
+
+    def fileno(self) -> int:
+        """Return the socket's file descriptor; it is readable when the runtime has said something."""
+        return self._stream.fileno()
 
     def send(self, kind: int, body: bytes) -> None:
         """Write one frame."""
@@ -53,11 +62,11 @@ class SocketBackend:
             TartletError: the runtime has sent an error instead.
             Unavailable: the runtime has gone away.
         """
-        head = self._input.read(_HEAD.size)
+        head = self._read(_HEAD.size)
         if len(head) < _HEAD.size:
             raise Unavailable(what="the runtime", detail="it closed the connection")
         length, got = _HEAD.unpack(head)
-        body = self._input.read(length - 1)
+        body = self._read(length - 1)
         if got == ERROR:
             (number,) = _NUMBER.unpack_from(body)
             raise from_wire(number, body[4:])
@@ -71,8 +80,49 @@ class SocketBackend:
 
     def wait(self, max_records: int, timeout_us: int) -> bytes:
         """Block until the runtime delivers."""
+        if not self.waits:
+            self.begin_wait(max_records, timeout_us)
+        elif timeout_us != host.NO_TIMEOUT_US:  # the wait that was begun may last longer
+            import select  # not at the top: the sandbox has no sockets
+
+            if not select.select([self._stream], [], [], timeout_us / 1e6)[0]:
+                return _NOTHING
+        return self.take()
+
+    def begin_wait(self, max_records: int, timeout_us: int) -> None:
+        """Ask for a delivery."""
         self.send(WAIT, _WAIT(max_records, timeout_us))
-        return self.receive(DELIVERY)
+        self.waits = True
+
+    def take(self) -> bytes:
+        """Return the delivery of the wait that was begun; block until it is there."""
+        data = self.receive(DELIVERY)
+        self.waits = False
+        return data
+
+    def _read(self, size: int) -> bytes:
+        """Read so many bytes, fewer at the end of the stream; none ahead, so that polling tells the truth."""
+        parts = bytearray()
+        while len(parts) < size and (part := self._stream.recv(size - len(parts))):
+            parts += part
+        return bytes(parts)
+
+
+class OwnThreadChannel(Channel):
+    """The channel of a native program, which refuses commands of other threads than the program's."""
+
+    __slots__ = ()
+
+    def record(self, *args: Any, **kwargs: Any) -> int:
+        """Append one command, see `Channel.record`.
+
+        Raises:
+            RuntimeError: another thread gives it.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            told = "calls of inferlet belong to the thread in which the program began"
+            raise RuntimeError(f"{told}: give them there with asyncio.run_coroutine_threadsafe(coroutine, loop)")
+        return super().record(*args, **kwargs)
 
 
 def connect(path: str, token: str) -> tuple[SocketBackend, dict[str, Any]]:
@@ -105,7 +155,9 @@ def main(argv: list[str]) -> int:
         print(f"{error}\n{error.remedy}", file=sys.stderr)
         return 1
     host.backend = backend
+    guest.loop_type = NativeLoop
     guest.start(args)
+    channel.__class__ = OwnThreadChannel
     guest.seed_random(bytes.fromhex(welcome["random"]))
     try:
         result = guest.execute(_source(path), path, args)

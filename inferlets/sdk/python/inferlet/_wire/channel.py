@@ -212,13 +212,33 @@ class Channel:
             NothingToWaitFor: there is no time limit, no command is outstanding and no task waits for a message.
         """
         self.flush()
-        if timeout_us == host.NO_TIMEOUT_US and len(self.pending) <= self.receives and not self.listeners:
-            self._stuck()
-        self.deliver(host.backend.wait(WAIT_RECORDS, timeout_us))
+        if timeout_us == host.NO_TIMEOUT_US:
+            self.check_expected()
+        self.take(host.backend.wait(WAIT_RECORDS, timeout_us))
+
+    def take(self, data: bytes) -> None:
+        """Resolve the answers of one delivery.
+
+        Raises:
+            TartletError: the host ended the program (KILL).
+        """
+        self.deliver(data)
         if self.killed is not None:
             raise self.killed
 
-    def _stuck(self) -> None:
+    @property
+    def expects(self) -> bool:
+        """Whether the host will deliver something: an answer, or a message that a task waits for."""
+        return len(self.pending) > self.receives or bool(self.listeners)
+
+    def check_expected(self) -> None:
+        """Check that a wait without a time limit can end.
+
+        Raises:
+            NothingToWaitFor: no command is outstanding and no task waits for a message.
+        """
+        if self.expects:
+            return
         error = NothingToWaitFor()
         for queue in self.queues.values():
             if queue.failure is not None and not queue.failure_seen:
