@@ -157,7 +157,10 @@ class InferletSpec(ApiModel):
     )
 
     source: Source = Field(description="The program.")
-    language: Literal["Python", "Wasm"] = Field(default="Python", description="Language of the program.")
+    language: Literal["Python", "Wasm"] = Field(
+        default="Python",
+        description="Language of the program. Python: a text, or an archive that `tartlet build` has made.",
+    )
     args: Annotated[list[Text], Field(max_length=128)] = Field(
         default_factory=list, description="Arguments for InferletRuns that give none; clients give their own."
     )

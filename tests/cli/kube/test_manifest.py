@@ -13,6 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from tartlet import Source
 from tartlet_cli.cluster import errors, release
 from tartlet_cli.cluster.client import private_files
 from tartlet_cli.commands.run import run_on_cluster
@@ -76,6 +77,17 @@ def test_a_module_is_in_a_configmap_as_binary_data() -> None:
     assert source is not None
     assert source["metadata"] == {"name": "hello-source", "namespace": "team"}
     assert base64.b64decode(source["binaryData"]["p.wasm"]) == module.data
+
+
+def test_several_files_are_in_a_configmap_as_binary_data(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_bytes(HELLO)
+    several = program(Source.from_file(tmp_path).data, filename="agent")
+    made = manifest.inferlet(several)
+    assert (made["spec"]["language"], made["spec"]["source"]["configMap"]["key"]) == ("Python", "agent")
+    source = manifest.config_map(several, made)
+    assert source is not None
+    assert base64.b64decode(source["binaryData"]["agent"]) == several.data
+    Inferlet.model_validate(made)
 
 
 def test_what_no_object_holds_is_told_with_the_way_out() -> None:

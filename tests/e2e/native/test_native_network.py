@@ -106,6 +106,34 @@ async def test_sockets_answers_and_messages_come_side_by_side(server: Serving, p
     assert events[-1]["result"] == "pong 8 pong told", events
 
 
+async def test_a_program_that_waits_for_a_socket_alone_can_be_killed(server: Serving) -> None:
+    program = str(PROGRAMS / "networks.py")
+    line = command("run", "--server", "local", "--json", "--native", program, "silence")
+    process = await asyncio.create_subprocess_exec(
+        *line, env=environment(server.run_dir), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    async with client_of(server) as client:
+        first = json.loads(await process.stdout.readline())
+        while first["event"] != "message":  # it is about to wait
+            first = json.loads(await process.stdout.readline())
+        await client.kill(first["program_id"])
+    rest, _ = await process.communicate()
+    assert process.returncode == 1
+    assert json.loads(rest.splitlines()[-1])["error"]["name"] == "ProgramKilled"
+
+
+def test_a_native_program_without_sockets_replays(server: Serving) -> None:
+    program = str(PROGRAMS / "networks.py")
+    ran = tartlet_cli(server.run_dir, "run", "--server", "local", "--native", "--json", program, "plain")
+    assert ran.returncode == 1  # the journal of a failed run is kept
+    program_id = json.loads(ran.stdout.splitlines()[-1])["program_id"]
+    journals = str(server.run_dir / "journals")
+    again = tartlet_cli(server.run_dir, "replay", program_id, "--journals", journals, "--native", "--no-debugger")
+    assert "ValueError: 16 tokens, as wanted" in again.stderr
+    assert "Diverged" not in again.stderr
+
+
 def test_a_wait_that_nothing_can_end_is_an_error(server: Serving) -> None:
     program = str(PROGRAMS / "networks.py")
     ran = tartlet_cli(server.run_dir, "run", "--server", "local", "--quiet", "--native", program, "waits")

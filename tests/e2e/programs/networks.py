@@ -135,6 +135,29 @@ def _blocking(port: int) -> str:
         return connection.recv(100).decode().strip()
 
 
+async def silence(_: str) -> str:
+    """Wait for a socket that never says anything."""
+    ours, _theirs = socket.socketpair()
+    ours.setblocking(False)
+    send("waiting")
+    return (await asyncio.get_running_loop().sock_recv(ours, 1)).decode()
+
+
+async def plain(_: str) -> str:
+    """Use timers, tasks and contexts, and fail at the end."""
+
+    async def generate(delay_s: float) -> int:
+        async with Context() as ctx:
+            ctx.fill("hello")
+            await asyncio.sleep(delay_s)
+            for _ in range(300):  # busy turns
+                await asyncio.sleep(0)
+            return len(await ctx.generate_until(max_tokens=8))
+
+    counts = await asyncio.gather(generate(0), generate(0.02))
+    raise ValueError(f"{sum(counts)} tokens, as wanted")
+
+
 async def waits(_: str) -> str:
     """Wait for what can't come: neither the host nor a socket nor a thread will end it."""
     await asyncio.to_thread(str)  # its thread stays, idle
@@ -144,5 +167,5 @@ async def waits(_: str) -> str:
 
 async def main(args: list[str]) -> str:
     kinds = {each.__name__: each for each in (streams, serves, processes, httpx_client, aiohttp_client, grpc_client)}
-    kinds |= {each.__name__: each for each in (tartlet_client, threads, waits)}
+    kinds |= {each.__name__: each for each in (tartlet_client, threads, silence, plain, waits)}
     return await kinds[args[0]](args[1] if len(args) > 1 else "")

@@ -20,6 +20,7 @@ from tartlet_common.errors.registry import (
     UnknownInferlet,
     UnknownProgram,
 )
+from tests.e2e.serving import PROGRAMS
 from tests.gateway.conftest import Gateway, free_port
 from tests.gateway.processes import OwnGateway, own_gateway
 from tests.gateway.programs.test_programs import ECHO, tenants  # noqa: F401 - a fixture
@@ -125,12 +126,15 @@ async def test_a_run_goes_on_behind_its_last_event_when_its_gateway_is_replaced(
 
 def test_the_blocking_client_keeps_the_catalogue(gateway: Gateway, repo: Path) -> None:
     module = tartlet.Source.from_file(repo / "inferlets/sdk/c/examples/send_and_exit.wasm")
+    several = tartlet.Source.from_file(PROGRAMS / "several")
     with tartlet.Client(f"{gateway.url}/v1") as client:
         entries = [
             tartlet.CatalogueEntry("by-http", SOURCE, description="x"),
             tartlet.CatalogueEntry("by-wasm", module),
+            tartlet.CatalogueEntry("several-files", several),
         ]
-        assert client.put(entries) == [SOURCE.digest, module.digest]
+        assert client.put(entries) == [SOURCE.digest, module.digest, several.digest]
+        assert client.get("several-files").source == several
         assert client.get("by-http").source.data == SOURCE.data
         assert client.get("by-wasm").source.language is tartlet.Language.WASM
         assert {"by-http", "by-wasm"} <= {entry.name for entry in client.catalogue()}
@@ -139,7 +143,7 @@ def test_the_blocking_client_keeps_the_catalogue(gateway: Gateway, repo: Path) -
         keyed = tartlet.LaunchSpec(source=SOURCE, idempotency_key="by-http")
         assert client.launch(spec=keyed) == client.launch(spec=keyed)
         client.end_session("s")
-        for name in ("by-http", "by-wasm"):
+        for name in ("by-http", "by-wasm", "several-files"):
             client.delete(name)
 
 

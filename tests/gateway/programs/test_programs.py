@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tartlet_common.bundles.packing import pack
 from tests.e2e.serving import out
 from tests.gateway.conftest import Gateway
 from tests.gateway.processes import OwnGateway, own_gateway
@@ -152,6 +153,21 @@ def test_a_wasm_module_and_a_file_are_uploaded_in_parts(http: httpx.Client, repo
     assert http.get(f"{PROGRAMS}/{python.json()['id']}/result").json()["result"] == "x"
 
 
+def test_a_program_of_several_files_is_uploaded_in_each_way(http: httpx.Client) -> None:
+    bundle = pack(
+        {"main.py": b"from parts import told\ndef main(args):\n    return told\n", "parts.py": b"told = 'both'\n"}
+    )
+    for reply in (
+        http.post(PROGRAMS, files={"source": ("p.zip", bundle)}),
+        http.post(PROGRAMS, json={"bundle": base64.b64encode(bundle).decode()}),
+        http.post(PROGRAMS, content=bundle, headers={"content-type": "application/zip"}),
+    ):
+        assert reply.status_code == 201, reply.text
+        assert http.get(f"{PROGRAMS}/{reply.json()['id']}/result").json()["result"] == "both"
+    refused = http.post(PROGRAMS, content=bundle[:-1], headers={"content-type": "application/zip"})
+    assert (refused.status_code, refused.json()["error"]["tartlet"]["name"]) == (400, "InvalidBundle")
+
+
 def test_a_launch_with_a_key_starts_one_program(http: httpx.Client) -> None:
     source = "def main(args):\n    return 'once'\n"
     ids = {launch(http, source, idempotency_key="programs-once") for _ in range(2)}
@@ -166,6 +182,8 @@ def test_a_launch_with_a_key_starts_one_program(http: httpx.Client) -> None:
         ({}, 400, "source"),
         ({"source": "x", "inferlet": "y"}, 400, "source"),
         ({"source": "x", "wasm": "AAAA"}, 400, "wasm"),
+        ({"source": "x", "bundle": "UEsDBA=="}, 400, "bundle"),
+        ({"bundle": "AAAA"}, 400, "bundle"),
         ({"source": ""}, 400, "source"),
         ({"wasm": "AAAA"}, 400, None),
         ({"source": "x", "tied": True}, 400, "tied"),

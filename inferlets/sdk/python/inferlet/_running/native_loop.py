@@ -64,7 +64,9 @@ class HostSelector(selectors.BaseSelector):
         channel.flush()
         waits_before = self._backend.waits
         alone = not waits_before and self._is_alone()
-        if alone and timeout is None:
+        if alone and timeout is None and not channel.expects:
+            if events := self._poll(0):  # a thread that has ended woke the loop before
+                return events
             channel.check_expected()
         if alone or (channel.expects and not waits_before):
             self._backend.begin_wait(WAIT_RECORDS, _microseconds(timeout) if alone else host.NO_TIMEOUT_US)
