@@ -16,9 +16,10 @@ import grpc
 import pytest
 
 from tests.e2e.conftest import server
-from tests.e2e.serving import PROGRAMS, Serving, client_of, command, environment, tartlet_cli
+from tests.e2e.serving import Serving, client_of, command, environment, tartlet_cli
 
 __all__ = ["server"]
+NETWORKS = Path(__file__).parent / "networks.py"
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -79,19 +80,19 @@ RESULTS = {
 def test_a_native_program_uses_what_python_has(server: Serving, ports: dict[str, str], how: str) -> None:
     given, result = RESULTS[how]
     where = (ports | {"": ""})[given]
-    program = str(PROGRAMS / "networks.py")
+    program = str(NETWORKS)
     ran = tartlet_cli(server.run_dir, "run", "--server", "local", "--quiet", "--native", program, how, where)
     assert (ran.returncode, ran.stdout) == (0, f"{result}\n"), ran.stderr
 
 
 def test_a_native_program_is_a_client_of_its_own_server(run_dir: Path) -> None:
-    program = str(PROGRAMS / "networks.py")
+    program = str(NETWORKS)
     ran = tartlet_cli(run_dir, "run", "--engine", "fake", "--quiet", "--native", program, "tartlet_client")
     assert (ran.returncode, ran.stdout) == (0, "inner\n"), ran.stderr
 
 
 async def test_sockets_answers_and_messages_come_side_by_side(server: Serving, ports: dict[str, str]) -> None:
-    line = command("run", "--server", "local", "--json", "--native", str(PROGRAMS / "networks.py"))
+    line = command("run", "--server", "local", "--json", "--native", str(NETWORKS))
     process = await asyncio.create_subprocess_exec(
         *line, "streams", ports["lines"], env=environment(server.run_dir), stdout=asyncio.subprocess.PIPE
     )
@@ -107,7 +108,7 @@ async def test_sockets_answers_and_messages_come_side_by_side(server: Serving, p
 
 
 async def test_a_program_that_waits_for_a_socket_alone_can_be_killed(server: Serving) -> None:
-    program = str(PROGRAMS / "networks.py")
+    program = str(NETWORKS)
     line = command("run", "--server", "local", "--json", "--native", program, "silence")
     process = await asyncio.create_subprocess_exec(
         *line, env=environment(server.run_dir), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -124,7 +125,7 @@ async def test_a_program_that_waits_for_a_socket_alone_can_be_killed(server: Ser
 
 
 def test_a_native_program_without_sockets_replays(server: Serving) -> None:
-    program = str(PROGRAMS / "networks.py")
+    program = str(NETWORKS)
     ran = tartlet_cli(server.run_dir, "run", "--server", "local", "--native", "--json", program, "plain")
     assert ran.returncode == 1  # the journal of a failed run is kept
     program_id = json.loads(ran.stdout.splitlines()[-1])["program_id"]
@@ -135,7 +136,7 @@ def test_a_native_program_without_sockets_replays(server: Serving) -> None:
 
 
 def test_a_wait_that_nothing_can_end_is_an_error(server: Serving) -> None:
-    program = str(PROGRAMS / "networks.py")
+    program = str(NETWORKS)
     ran = tartlet_cli(server.run_dir, "run", "--server", "local", "--quiet", "--native", program, "waits")
     assert ran.returncode == 1
     assert "NothingToWaitFor" in ran.stderr
