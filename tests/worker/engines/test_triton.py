@@ -127,10 +127,11 @@ def test_commands_over_tables_give_what_page_lists_give() -> None:
 @pytest.mark.parametrize("name", ["qwen3-norms", "mistral-window", "qwen3-moe", "gemma"])
 def test_it_gives_the_logits_of_transformers(name: str) -> None:
     d = numerics.engine(numerics.Model(name, device=DEVICE), attention="triton")
-    pages = [11, 3, 30, 8, 1]
-    parts = [d.prefill(numerics.TOKENS[:60], pages), d.prefill(numerics.TOKENS[60:74], pages, first=60, embed0=100)]
-    parts.append(d.prefill(numerics.TOKENS[74:], pages, first=74, embed0=200))
-    numerics.close(np.concatenate(parts), numerics.truth(numerics.Model(name)))
+    pages = [11, 3]
+    # The prompt's second part is beyond the window of 24 tokens. It is short because the interpreter is slow.
+    parts = [d.prefill(numerics.TOKENS[:20], pages), d.prefill(numerics.TOKENS[20:30], pages, first=20, embed0=100)]
+    parts.append(d.prefill(numerics.TOKENS[30:31], pages, first=30, embed0=200))
+    numerics.close(np.concatenate(parts), numerics.truth(numerics.Model(name), numerics.TOKENS[:31]))
 
 
 COMPILE = """
@@ -181,8 +182,10 @@ def test_every_kernel_of_the_worker_is_compiled_below(repo: Path) -> None:
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the other tests compile kernels here")
 @pytest.mark.timeout(600)
-def test_every_kernel_compiles_for_an_h100_within_its_shared_memory(tmp_path: Path) -> None:
-    env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
+def test_every_kernel_compiles_for_an_h100_within_its_shared_memory(repo: Path) -> None:
+    # Compiling takes a minute. Triton finds a kernel again by its source, constants, options and Triton's own release.
+    cache = repo / "build" / "triton-sm90"
+    env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache), "TRITON_DEFAULT_FP_FUSION": "1"}
     made = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr[-3000:]
     assert len(made.stdout.split()) == 11

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -31,6 +32,9 @@ class Model(NamedTuple):
 
 CUDA = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"))
 SHADOW = pytest.mark.skipif(torch.cuda.is_available(), reason="FlashInfer itself may be there, in place of its shadow")
+INTERPRETED = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles")
+TRITON = pytest.param(Model("qwen2-window", attention="triton"), id="qwen2-window-triton", marks=INTERPRETED)
+"""Triton's interpreter is slow: `test_triton.py` has prompts, decode steps and masks of smaller sizes."""
 OTHERS = [
     *(pytest.param(Model(name, "torch"), id=f"{name}-torch") for name in FEW),  # what other devices run
     *(pytest.param(Model(name, attention="flashinfer"), id=f"{name}-flashinfer", marks=SHADOW) for name in FEW),
@@ -214,7 +218,7 @@ def test_tokens_that_are_not_stored_are_still_attended_within_their_call(model: 
     assert (d.engine.pools.position[:64] >= 0).sum() == 20
 
 
-@pytest.mark.parametrize("model", SOME)
+@pytest.mark.parametrize("model", [*SOME, TRITON])
 def test_a_later_command_of_a_batch_reads_pages_that_an_earlier_one_writes(model: Model) -> None:
     d = engine(model)
     d.embed(TOKENS, range(75), range(75))
