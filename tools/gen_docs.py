@@ -78,6 +78,14 @@ A caller that acts for every tenant may limit a call to one tenant with the meta
 (`AsyncClient(tenant="NAME")`). Runtimes that relay a call pass on the tenant for which it acts. A source is found by
 its SHA-256, whichever tenant brought it: a caller who knows the digest has seen the source.
 
+## Topics, names and other programs
+
+A program uses a topic, exports or imports a context by name, or starts another program if its launch, its entry in the
+catalogue and control's settings `allowed_topics`, `allowed_names` and `allowed_spawn` all allow it. A child has its
+parent's permissions as well. A launch or an entry that doesn't mention one of the three leaves it to the others. The
+settings allow everything by default, and the Helm chart (`control.allowed`) nothing. What isn't allowed fails with
+`NotAllowed`, which names the place that lacks it. Patterns are names, or beginnings of names with a `*` behind them.
+
 ## HTTP requests of programs
 
 A program asks only hosts that its launch, its entry in the catalogue and the runtime's `http_hosts` allow, which is

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tartlet/v1/common.proto\x12\ntartlet.v1\"n\n\x05\x45rror\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0e\n\x06remedy\x18\x04 \x01(\t\x12\x11\n\tretryable\x18\x05 \x01(\x08\x12\x13\n\x0b\x66ields_json\x18\x06 \x01(\x0c\"7\n\tBlobChunk\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xb5\x01\n\x06Limits\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x04\x12\x13\n\x0b\x63pu_slice_s\x18\x02 \x01(\x01\x12\r\n\x05pages\x18\x03 \x01(\r\x12\x1a\n\x12\x63ommands_in_flight\x18\x04 \x01(\r\x12\x14\n\x0csource_bytes\x18\x05 \x01(\x04\x12\x14\n\x0coutput_bytes\x18\x06 \x01(\x04\x12\x15\n\rjournal_bytes\x18\x07 \x01(\x04\x12\x12\n\ndeadline_s\x18\x08 \x01(\x01\"-\n\x0c\x43\x61pabilities\x12\x0c\n\x04http\x18\x01 \x03(\t\x12\x0f\n\x07secrets\x18\x02 \x03(\t\"\xaf\x01\n\x06Source\x12-\n\x08language\x18\x01 \x01(\x0e\x32\x1b.tartlet.v1.Source.Language\x12\x10\n\x08\x66ilename\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"F\n\x08Language\x12\x18\n\x14LANGUAGE_UNSPECIFIED\x10\x00\x12\n\n\x06PYTHON\x10\x01\x12\x08\n\x04WASM\x10\x02\x12\n\n\x06NATIVE\x10\x03\":\n\nResumption\x12\x1b\n\x13\x63ontrol_incarnation\x18\x01 \x01(\t\x12\x0f\n\x07\x61pplied\x18\x02 \x01(\x04\"\"\n\x10\x46rameSocketOffer\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\"3\n\x07Session\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\x0c\n\x04\x65nds\x18\x03 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tartlet/v1/common.proto\x12\ntartlet.v1\"n\n\x05\x45rror\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0e\n\x06remedy\x18\x04 \x01(\t\x12\x11\n\tretryable\x18\x05 \x01(\x08\x12\x13\n\x0b\x66ields_json\x18\x06 \x01(\x0c\"7\n\tBlobChunk\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xb5\x01\n\x06Limits\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x04\x12\x13\n\x0b\x63pu_slice_s\x18\x02 \x01(\x01\x12\r\n\x05pages\x18\x03 \x01(\r\x12\x1a\n\x12\x63ommands_in_flight\x18\x04 \x01(\r\x12\x14\n\x0csource_bytes\x18\x05 \x01(\x04\x12\x14\n\x0coutput_bytes\x18\x06 \x01(\x04\x12\x15\n\rjournal_bytes\x18\x07 \x01(\x04\x12\x12\n\ndeadline_s\x18\x08 \x01(\x01\"\x9d\x01\n\x0c\x43\x61pabilities\x12\x0c\n\x04http\x18\x01 \x03(\t\x12\x0f\n\x07secrets\x18\x02 \x03(\t\x12$\n\x06topics\x18\x03 \x01(\x0b\x32\x14.tartlet.v1.Patterns\x12#\n\x05names\x18\x04 \x01(\x0b\x32\x14.tartlet.v1.Patterns\x12#\n\x05spawn\x18\x05 \x01(\x0b\x32\x14.tartlet.v1.Patterns\"\x1c\n\x08Patterns\x12\x10\n\x08patterns\x18\x01 \x03(\t\"\xaf\x01\n\x06Source\x12-\n\x08language\x18\x01 \x01(\x0e\x32\x1b.tartlet.v1.Source.Language\x12\x10\n\x08\x66ilename\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"F\n\x08Language\x12\x18\n\x14LANGUAGE_UNSPECIFIED\x10\x00\x12\n\n\x06PYTHON\x10\x01\x12\x08\n\x04WASM\x10\x02\x12\n\n\x06NATIVE\x10\x03\":\n\nResumption\x12\x1b\n\x13\x63ontrol_incarnation\x18\x01 \x01(\t\x12\x0f\n\x07\x61pplied\x18\x02 \x01(\x04\"\"\n\x10\x46rameSocketOffer\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\"3\n\x07Session\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\x0c\n\x04\x65nds\x18\x03 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,16 +37,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BLOBCHUNK']._serialized_end=206
   _globals['_LIMITS']._serialized_start=209
   _globals['_LIMITS']._serialized_end=390
-  _globals['_CAPABILITIES']._serialized_start=392
-  _globals['_CAPABILITIES']._serialized_end=437
-  _globals['_SOURCE']._serialized_start=440
-  _globals['_SOURCE']._serialized_end=615
-  _globals['_SOURCE_LANGUAGE']._serialized_start=545
-  _globals['_SOURCE_LANGUAGE']._serialized_end=615
-  _globals['_RESUMPTION']._serialized_start=617
-  _globals['_RESUMPTION']._serialized_end=675
-  _globals['_FRAMESOCKETOFFER']._serialized_start=677
-  _globals['_FRAMESOCKETOFFER']._serialized_end=711
-  _globals['_SESSION']._serialized_start=713
-  _globals['_SESSION']._serialized_end=764
+  _globals['_CAPABILITIES']._serialized_start=393
+  _globals['_CAPABILITIES']._serialized_end=550
+  _globals['_PATTERNS']._serialized_start=552
+  _globals['_PATTERNS']._serialized_end=580
+  _globals['_SOURCE']._serialized_start=583
+  _globals['_SOURCE']._serialized_end=758
+  _globals['_SOURCE_LANGUAGE']._serialized_start=688
+  _globals['_SOURCE_LANGUAGE']._serialized_end=758
+  _globals['_RESUMPTION']._serialized_start=760
+  _globals['_RESUMPTION']._serialized_end=818
+  _globals['_FRAMESOCKETOFFER']._serialized_start=820
+  _globals['_FRAMESOCKETOFFER']._serialized_end=854
+  _globals['_SESSION']._serialized_start=856
+  _globals['_SESSION']._serialized_end=907
 # @@protoc_insertion_point(module_scope)

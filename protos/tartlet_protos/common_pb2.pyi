@@ -137,6 +137,9 @@ class Capabilities(_message.Message):
 
     HTTP_FIELD_NUMBER: _builtins.int
     SECRETS_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    SPAWN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def http(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """hosts of its requests: [scheme://]host[:port], with *. for all names below one"""
@@ -145,19 +148,56 @@ class Capabilities(_message.Message):
     def secrets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """names of secrets that the host puts into headers"""
 
+    @_builtins.property
+    def topics(self) -> Global___Patterns:
+        """topics that it may use; absent: as the other places say"""
+
+    @_builtins.property
+    def names(self) -> Global___Patterns:
+        """names of contexts, likewise"""
+
+    @_builtins.property
+    def spawn(self) -> Global___Patterns:
+        """names of programs that it may start, likewise"""
+
     def __init__(
         self,
         *,
         http: _abc.Iterable[_builtins.str] | None = ...,
         secrets: _abc.Iterable[_builtins.str] | None = ...,
+        topics: Global___Patterns | None = ...,
+        names: Global___Patterns | None = ...,
+        spawn: Global___Patterns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "spawn", b"spawn", "topics", b"topics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["http", b"http", "secrets", b"secrets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["http", b"http", "names", b"names", "secrets", b"secrets", "spawn", b"spawn", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Capabilities: _TypeAlias = Capabilities  # noqa: Y015
+
+@_typing.final
+class Patterns(_message.Message):
+    """Names, or beginnings of names with a * behind them; none: nothing is allowed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATTERNS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def patterns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        patterns: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["patterns", b"patterns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Patterns: _TypeAlias = Patterns  # noqa: Y015
 
 @_typing.final
 class Source(_message.Message):

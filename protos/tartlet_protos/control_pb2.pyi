@@ -375,6 +375,7 @@ class ProgramStart(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
     DETACHED_FIELD_NUMBER: _builtins.int
+    GRANTS_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """chosen by the runtime, unique on this stream"""
@@ -409,6 +410,8 @@ class ProgramStart(_message.Message):
     """the id of the program that has started it; "": a client has"""
     detached: _builtins.bool
     """it outlives its parent"""
+    grants: _builtins.str
+    """JSON list of what limits the topics, names and programs that it may use; "": nothing"""
     history: _builtins.bool
     """in Hello: the program's history follows; `lost_state` is for a control that reads none"""
     @_builtins.property
@@ -446,11 +449,12 @@ class ProgramStart(_message.Message):
         digest: _builtins.str = ...,
         parent: _builtins.str = ...,
         detached: _builtins.bool = ...,
+        grants: _builtins.str = ...,
         history: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "command_limit", b"command_limit", "detached", b"detached", "digest", b"digest", "durable", b"durable", "epoch", b"epoch", "handle", b"handle", "heard", b"heard", "history", b"history", "idempotency_key", b"idempotency_key", "lost", b"lost", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "parent", b"parent", "pool", b"pool", "program_id", b"program_id", "run", b"run", "running", b"running", "session", b"session", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "command_limit", b"command_limit", "detached", b"detached", "digest", b"digest", "durable", b"durable", "epoch", b"epoch", "grants", b"grants", "handle", b"handle", "heard", b"heard", "history", b"history", "idempotency_key", b"idempotency_key", "lost", b"lost", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "parent", b"parent", "pool", b"pool", "program_id", b"program_id", "run", b"run", "running", b"running", "session", b"session", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,6 +20,7 @@ from tartlet.model import (
     RuntimeState,
     Source,
 )
+from tartlet_common.capabilities import SHARED
 from tartlet_common.errors.registry import InternalError, InvalidArgument
 from tartlet_common.rpc import error_proto
 from tartlet_common.telemetry import telemetry
@@ -130,7 +131,19 @@ def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb
 
 def capabilities_to_proto(given: Capabilities | None) -> common_pb2.Capabilities | None:
     """Convert capabilities; None stands for none that are given."""
-    return None if given is None else common_pb2.Capabilities(http=given.http, secrets=given.secrets)
+    if given is None:
+        return None
+    shared = {
+        what: common_pb2.Patterns(patterns=patterns)
+        for what in SHARED
+        if (patterns := getattr(given, what)) is not None
+    }
+    return common_pb2.Capabilities(http=given.http, secrets=given.secrets, **shared)
+
+
+def _capabilities_from_proto(m: common_pb2.Capabilities) -> Capabilities:
+    shared = {what: tuple(getattr(m, what).patterns) for what in SHARED if m.HasField(what)}  # type: ignore[arg-type]
+    return Capabilities(http=tuple(m.http), secrets=tuple(m.secrets), **shared)
 
 
 def _session(spec: LaunchSpec) -> common_pb2.Session:
@@ -236,7 +249,7 @@ def entry_from_proto(m: control_pb2.CatalogueEntry) -> CatalogueEntry:
         description=m.description,
         pool=m.pool,
         durability=m.durability,
-        capabilities=Capabilities(http=tuple(m.capabilities.http), secrets=tuple(m.capabilities.secrets)),
+        capabilities=_capabilities_from_proto(m.capabilities),
     )
 
 

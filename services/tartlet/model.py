@@ -13,6 +13,7 @@ from typing import Any
 
 from tartlet._given import check_kind, check_number, check_texts, seed_bytes, shown
 from tartlet.events import Usage
+from tartlet_common.capabilities import SHARED
 from tartlet_common.durability import check_durability
 from tartlet_common.errors.registry import InvalidArgument, InvalidSource, SourceTooLarge, TartletError
 
@@ -176,6 +177,9 @@ class Capabilities:
 
     http: Sequence[str] = ()  # hosts of its requests: [scheme://]host[:port], with *. for all names below one
     secrets: Sequence[str] = ()  # names of secrets that the runtime puts into headers of its requests
+    topics: Sequence[str] | None = None  # topics that it may use: names, or beginnings with a *; None: any
+    names: Sequence[str] | None = None  # names of contexts that it may use, likewise
+    spawn: Sequence[str] | None = None  # names of programs that it may start, likewise
 
     def __post_init__(self) -> None:
         """Check the fields' types; what the patterns mean is checked at the launch.
@@ -185,7 +189,9 @@ class Capabilities:
         """
         for name in self.__slots__:
             given = getattr(self, name)
-            if isinstance(given, str) or not all(isinstance(text, str) for text in given):
+            if given is None and name in SHARED:
+                continue
+            if isinstance(given, str) or given is None or not all(isinstance(text, str) for text in given):
                 raise InvalidArgument(argument=f"capabilities.{name}", detail=f"{given!r} is no sequence of strings")
 
 

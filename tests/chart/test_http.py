@@ -1,4 +1,4 @@
-"""Values of programs' HTTP requests: none by default; hosts open egress, and secrets are mounted and bound."""
+"""Values of what programs reach, HTTP hosts and what they share: none by default; hosts open egress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from e2e.cluster.network import flows
 from e2e.cluster.network.netpol import Flow, Host, Policies
-from tartlet_common.capabilities import Ceilings
+from tartlet_common.capabilities import SHARED, Ceilings, Grant, SharedCeilings
 from tartlet_common.config.lists import listed
 from tartlet_common.config.settings import RuntimeSettings
 from tartlet_common.egress.addresses import Exceptions
@@ -80,3 +80,29 @@ def test_secrets_without_a_secret_and_hosts_that_are_none_are_refused() -> None:
     ]
     for wrong in mistakes:
         assert refusal({"runtime": {"http": wrong}})
+
+
+def ceilings(values: dict[str, Any] | None) -> SharedCeilings:
+    pod = named(render(values), "Deployment", "tartlet-control")["spec"]["template"]["spec"]
+    env = {v["name"]: v.get("value") for v in pod["containers"][0]["env"]}
+    return SharedCeilings.of({what: listed(env[f"TARTLET_CONTROL_ALLOWED_{what.upper()}"]) for what in SHARED})
+
+
+def said(grant: Grant) -> dict[str, tuple[str, ...] | None]:
+    return {what: getattr(grant, what) for what in SHARED}
+
+
+def test_by_default_programs_share_nothing_and_start_nothing() -> None:
+    assert said(ceilings(None).of_tenant("team-a")) == dict.fromkeys(SHARED, ())
+
+
+def test_the_values_are_settings_that_control_reads() -> None:
+    allowed = {"topics": ["jobs.*", "team-a=log"], "names": ["*"], "spawn": ["team-a=reader"]}
+    found = ceilings({"control": {"allowed": allowed}})
+    assert said(found.of_tenant("team-a")) == {"topics": ("jobs.*", "log"), "names": None, "spawn": ("reader",)}
+    assert said(found.of_tenant("team-b")) == {"topics": ("jobs.*",), "names": None, "spawn": ()}
+
+
+def test_what_is_no_pattern_is_refused_by_the_schema() -> None:
+    assert "topics" in refusal({"control": {"allowed": {"topics": ["a,b"]}}})
+    assert "others" in refusal({"control": {"allowed": {"others": []}}})

@@ -108,6 +108,11 @@ class Limits(ApiModel):
     commands_in_flight: int | None = Field(default=None, ge=1, le=1 << 20, description="Commands not yet answered.")
 
 
+SharedNames = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^*]*[*]?$")]], Field(max_length=64)
+]
+
+
 class Capabilities(ApiModel):
     """What a program may reach beyond its engine."""
 
@@ -131,6 +136,18 @@ class Capabilities(ApiModel):
                 "spec.capabilities.secrets holds names: letters, digits and . _ - make one",
             )
         ),
+    )
+
+    topics: SharedNames | None = Field(
+        default=None,
+        description="Topics that the program may use, within what control's settings allow: names, or beginnings of "
+        "names with a * behind them. Left out: as control's settings allow.",
+    )
+    names: SharedNames | None = Field(
+        default=None, description="Names of contexts that the program may export and import, likewise."
+    )
+    spawn: SharedNames | None = Field(
+        default=None, description="Names of Inferlets that the program may start, likewise."
     )
 
 

@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tartlet_common.capabilities import SHARED
 from tartlet_operator.api.common import quantity
-from tartlet_operator.api.inferlet import InferletSpec
+from tartlet_operator.api.inferlet import Capabilities, InferletSpec
 from tartlet_protos import common_pb2, control_pb2
 
 _SUFFIX = {"Python": ".py", "Wasm": ".wasm"}
@@ -41,8 +42,17 @@ def entry(
         pool=pool,
         description=spec.description,
         durability=spec.durability or "",
-        capabilities=common_pb2.Capabilities(http=spec.capabilities.http, secrets=spec.capabilities.secrets),
+        capabilities=_capabilities(spec.capabilities),
     )
+
+
+def _capabilities(given: Capabilities) -> common_pb2.Capabilities:
+    shared = {
+        what: common_pb2.Patterns(patterns=patterns)
+        for what in SHARED
+        if (patterns := getattr(given, what)) is not None
+    }
+    return common_pb2.Capabilities(http=given.http, secrets=given.secrets, **shared)
 
 
 def fingerprint(wanted: control_pb2.CatalogueEntry) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tartlet_common.config.allowed_settings import AllowedSettings
 from tartlet_common.config.http_settings import HttpSettings
 from tartlet_common.config.paths import cache_dir, run_dir
 from tartlet_common.engine import defaults
@@ -35,7 +36,7 @@ class _Settings(BaseModel):
     )
 
 
-class ControlSettings(_Settings):
+class ControlSettings(AllowedSettings, _Settings):
     """Settings of `tartlet serve --role control`."""
 
     address: str = Field(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from tartlet_common.capabilities import Grant, SharedCeilings
 from tartlet_common.engine.pools import Reach
 from tartlet_common.errors.registry import (
     InvalidArgument,
@@ -72,6 +73,7 @@ class StartRequest:
     belonging: Belonging = ALONE  # to a session
     parent: str = ""  # the id of the program that has started it
     detached: bool = False  # it outlives its parent
+    grants: tuple[Grant, ...] = ()  # what limits the topics, names and programs that it may use
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ class Lifecycle:
         self.keys = Keys(self.programs.__contains__, known_from_s=started_s + RETURN_S)
         self.ended_at: OrderedDict[str, Ended] = OrderedDict()  # by program id
         self.families = Families(self)
+        self.ceilings = SharedCeilings()
 
     # ---- start --------------------------------------------------------------------------------------------------
 
@@ -152,7 +155,7 @@ class Lifecycle:
             UnknownModel, UnknownPool: no engine that it may use ever served the model, or none is of the pool.
             NoEngine: no engine of the model that it names is ready.
             Overloaded: too many programs.
-            ParentEnded: the program that has started it has ended.
+            ParentEnded, NotAllowed: the program that has started it has ended, or may not start it.
         """
         self._check(session, request)
         if not request.running:  # else it runs, whatever the key names by now
@@ -163,6 +166,8 @@ class Lifecycle:
         program = ProgramState(request.program_id, request.handle, session, self._model_for(request))
         program.asked_model = request.model
         program.reach = Reach.of(request.tenant, request.pool)
+        ceiling = self.ceilings.of_tenant(request.tenant)
+        program.grants = (*request.grants, ceiling) if ceiling.limits_sharing else request.grants
         program.tenant, program.name, program.idempotency_key = request.tenant, request.name, request.idempotency_key
         program.page_limit = _capped(request.page_limit, self._page_limit)
         program.command_limit = _capped(request.command_limit, self._command_limit)

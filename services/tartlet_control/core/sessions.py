@@ -11,7 +11,9 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
+from tartlet_common.capabilities import SHARED, SharedCeilings
 from tartlet_common.clock import Clock
+from tartlet_common.config.lists import listed
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.errors.registry import ControlLost, Overloaded, RuntimeLost, Superseded, TartletError
 from tartlet_control.core.lifecycle import Kept, Lifecycle, StartRequest
@@ -29,6 +31,8 @@ class Runtimes:
 
     def __init__(self, lifecycle: Lifecycle, settings: ControlSettings, clock: Clock) -> None:
         self.lifecycle = lifecycle
+        allowed = {what: listed(getattr(settings, f"allowed_{what}")) for what in SHARED}
+        lifecycle.ceilings = SharedCeilings.of(allowed)
         self.settings = settings
         self.clock = clock
         self.sessions: dict[str, RuntimeSession] = {}  # by runtime id

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tartlet_common.abi import Op, Record
+from tartlet_common.capabilities import check_shared
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import InvalidArgument, Overloaded
 from tartlet_control.core.lifecycle import Lifecycle
@@ -72,13 +73,16 @@ class SharedOps:
         match record.op:
             case Op.BROADCAST:
                 topic, message = _split("topic", record.a, payload)
+                check_shared(program.grants, "topics", topic)
                 _answer(program, record, topics.broadcast(program.tenant, topic, message))
             case Op.SUBSCRIBE:
 
                 def hand(ticket: int, lost: int, message: bytes) -> None:
                     program.session.outbox.deliver(program.handle, RESULT, 1, ticket, 0, lost, payload=message)
 
-                topics.subscribe(program.tenant, program.id, record.a, _text("topic", payload), hand)
+                topic = _text("topic", payload)
+                check_shared(program.grants, "topics", topic)
+                topics.subscribe(program.tenant, program.id, record.a, topic, hand)
                 _answer(program, record)
             case Op.UNSUBSCRIBE:
                 ticket = topics.unsubscribe(program.id, record.a)

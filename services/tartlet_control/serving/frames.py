@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
+from tartlet_common.capabilities import Grant
 from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.core.core import Core
@@ -118,6 +120,7 @@ def start_request(start: control_pb2.ProgramStart) -> StartRequest:
         run=start.run,
         parent=start.parent,
         detached=start.detached,
+        grants=tuple(map(Grant.from_json, json.loads(start.grants))) if start.grants else (),
         heard=start.heard,
         adopts=start.adopts,
         lost=error_from_proto(start.lost),

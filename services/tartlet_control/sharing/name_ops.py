@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Final
 
 from tartlet_common.abi import Op
+from tartlet_common.capabilities import check_shared
 from tartlet_common.errors.registry import InvalidArgument, NotPlain, UnknownResource
 from tartlet_control.calls.names import Export, NameCall
 from tartlet_control.rebuild.logs import settle
@@ -39,7 +40,9 @@ class NameOps:
             NotPlain: tokens alone don't tell what the table holds.
             UnknownName: an import, or the name to forget, is unknown.
             NameBudgetExceeded: the tenant's names hold as many tokens as they may.
+            NotAllowed: the program may not use the name.
         """
+        check_shared(place.program.grants, "names", command.name)
         key = Key(place.program.tenant, place.model.spec.model_digest, checked(command.name))
         if type(command) is Export:
             return self._export(place, command, key)

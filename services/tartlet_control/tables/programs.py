@@ -12,6 +12,7 @@ from math import inf
 from typing import Any, ClassVar, NamedTuple
 
 from tartlet_common.abi import Priority, Record
+from tartlet_common.capabilities import Grant
 from tartlet_common.engine.pools import ANYWHERE
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import TartletError
@@ -259,7 +260,7 @@ class ProgramState:
     __slots__ = (
         "account", "alone", "answers", "asked_model", "awaits_history", "belongs_to", "cached_tokens", "caches",
         "command_limit", "commands", "computed_tokens", "created", "deaths", "default_model", "dispatched",
-        "end_asked", "epoch", "failed", "goes_on", "handle", "id", "idempotency_key", "imports", "in_flight",
+        "end_asked", "epoch", "failed", "goes_on", "grants", "handle", "id", "idempotency_key", "imports", "in_flight",
         "input_tokens", "journals", "killed", "live", "name", "num_pages", "page_limit", "peak_pages", "places",
         "queues", "reach", "recovered_s", "run", "sampled_tokens", "session", "span", "started_s", "tenant",
     )  # fmt: skip
@@ -274,6 +275,7 @@ class ProgramState:
         self.asked_model = ""
         self.tenant = ""
         self.reach = ANYWHERE  # the engines that it may use
+        self.grants: tuple[Grant, ...] = ()  # what limits the topics, names and programs that it may use
         self.idempotency_key = ""
         self.name = ""
         self.page_limit = 0  # 0: all pages of the engine

@@ -7,7 +7,7 @@ import os
 import uuid
 from dataclasses import replace
 
-from tartlet_common.capabilities import ENTRY, LAUNCH, Grant
+from tartlet_common.capabilities import ENTRY, LAUNCH, SHARED, Grant
 from tartlet_common.durability import check_durability
 from tartlet_common.errors.registry import InvalidArgument, InvalidSource, SourceTooLarge
 from tartlet_protos import common_pb2, programs_pb2
@@ -101,11 +101,16 @@ def _grants(asked: programs_pb2.LaunchSpec, entry: common_pb2.Capabilities | Non
     Raises:
         InvalidArgument: a pattern or a name is none.
     """
-    launch = Grant.of(LAUNCH, asked.capabilities.http, asked.capabilities.secrets)
+    launch = _grant(LAUNCH, asked.capabilities)
     if entry is None:
         return (launch,)
-    whole = Grant.of(ENTRY, entry.http, entry.secrets)
+    whole = _grant(ENTRY, entry)
     return (whole, launch) if asked.HasField("capabilities") else (whole,)
+
+
+def _grant(place: str, told: common_pb2.Capabilities) -> Grant:
+    shared = {what: getattr(told, what).patterns for what in SHARED if told.HasField(what)}  # type: ignore[arg-type]
+    return Grant.of(place, told.http, told.secrets, **shared)
 
 
 def _durability(asked: programs_pb2.LaunchSpec, default: str) -> str:

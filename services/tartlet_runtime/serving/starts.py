@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
+from tartlet_common.capabilities import Grant
 from tartlet_common.errors.registry import ControlLost, TartletError, Unavailable
 from tartlet_protos import common_pb2, control_pb2
 from tartlet_runtime.guests.native import NativeGuest
@@ -40,11 +44,18 @@ def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramS
         run=spec.seed,
         parent=spec.parent,
         detached=spec.detached,
+        grants=_packed(spec.grants),
         heard=recorder.heard if recorder is not None else 0,
         adopts=adopts,
         history=(running and bool(program.history)) or (adopts and program.is_whole),
         lost_state=running and bool(program.history),
     )
+
+
+def _packed(grants: Sequence[Grant]) -> str:
+    """Return the grants that limit what control checks, as JSON; "" if none does."""
+    told = [grant.to_json() for grant in grants if grant.limits_sharing]
+    return json.dumps(told) if told else ""
 
 
 def _session_of(spec: ProgramSpec) -> common_pb2.Session:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tartlet_common.errors.registry import ParentEnded, ProgramKilled, TartletError
+from tartlet_common.capabilities import Grant
+from tartlet_common.errors.registry import NotAllowed, ParentEnded, ProgramKilled, TartletError
 from tartlet_control.core.lifecycle import Kept, StartRequest
 from tests.control.harness import Guest, Host
 
@@ -81,3 +82,20 @@ def test_a_parent_that_nobody_announces_has_ended() -> None:
     host.clock.advance(host.core.settings.runtime_grace_s + host.core.settings.takeover_grace_s)
     host.core.tick()
     assert end_of_child(host) is ParentEnded
+
+
+def test_a_parent_starts_what_its_launch_its_entry_and_the_ceiling_allow() -> None:
+    host = Host(allowed_spawn="reader*, a=writer")
+    grants = (Grant("launch", spawn=("reader.*", "writer")), Grant("entry"))
+    for tenant in ("a", "b"):
+        parent = host.start(f"parent-{tenant}", tenant=tenant, grants=grants)
+        for name, allowed in (("reader", False), ("reader.x", True), ("writer", tenant == "a"), ("other", False)):
+            child = host.start(f"{name}-{tenant}", parent=parent.program_id, name=name, tenant=tenant)
+            assert (child.started is None) == allowed
+            assert allowed or isinstance(child.started, NotAllowed)
+
+
+def test_what_a_child_has_is_never_more_than_the_ceiling_when_its_parent_is_gone() -> None:
+    host = Host(allowed_spawn="")
+    late = host.start("late", parent="gone", detached=True, name="reader")
+    assert isinstance(late.started, NotAllowed)

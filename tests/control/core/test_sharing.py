@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tartlet_common.abi import Event, Op
+from tartlet_common.capabilities import Grant
 from tartlet_common.errors import registry as errors
 from tartlet_control.core.shared_ops import MAX_UNSENT_BYTES
 from tartlet_control.tables.shared.topics import MAX_OF_TENANT, MAX_WAITING_BYTES
@@ -128,3 +129,32 @@ def test_a_malformed_call_fails_alone_and_poisons_no_queue(op: Op, a: int, paylo
     host.pump()
     assert isinstance(unheard.killed, errors.InvalidArgument | errors.UnknownResource)
     assert said(guest, Op.STORE_LIST_KEYS) == (0, b"[]")
+
+
+def test_topics_and_names_need_every_place_that_has_a_say() -> None:
+    host = Host(allowed_topics="jobs.*", allowed_names="shared, p1=own")
+    narrow = (Grant("launch", topics=("jobs.new",)), Grant("entry"))
+    wide, tight = host.start(tenant="p1"), host.start(tenant="p1", grants=narrow)
+    for guest, topic, allowed in (
+        (wide, b"jobs.old", True),
+        (wide, b"other", False),
+        (tight, b"jobs.new", True),
+        (tight, b"jobs.old", False),
+        (tight, b"other", False),
+    ):
+        sent = guest.put(Op.BROADCAST, a=len(topic), payload=topic + b"x", wait=True)
+        heard = guest.put(Op.SUBSCRIBE, a=guest.tickets, payload=topic, wait=True)
+        host.run()
+        for ticket in (sent, heard):
+            answer = guest.answer(ticket)
+            assert (answer.event is Event.RESULT) == allowed
+            assert allowed or isinstance(answer.error, errors.NotAllowed)
+    for guest, name, error in (
+        (wide, b"own", errors.UnknownName),
+        (wide, b"shared", errors.UnknownName),
+        (wide, b"other", errors.NotAllowed),
+        (host.start(tenant="p2"), b"own", errors.NotAllowed),
+    ):
+        ticket = guest.put(Op.IMPORT_KVPAGE, payload=name, wait=True)
+        host.run()
+        assert type(guest.answer(ticket).error) is error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from tartlet_common.capabilities import SharedCeilings, check_shared
 from tartlet_common.errors.registry import ParentEnded, TartletError
 from tartlet_control.tables.programs import ProgramState
 
@@ -13,6 +14,7 @@ class Programs(Protocol):
     """The programs that are there."""
 
     programs: dict[str, ProgramState]
+    ceilings: SharedCeilings
 
     @property
     def ended_at(self) -> Mapping[str, object]:
@@ -32,6 +34,14 @@ class Starting(Protocol):
     @property
     def parent(self) -> str:
         """The id of the program that has started it, or ""."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose program it is."""
+
+    @property
+    def name(self) -> str:
+        """The program's name."""
 
     @property
     def detached(self) -> bool:
@@ -55,9 +65,15 @@ class Families:
 
         Raises:
             ParentEnded: its parent has ended, and it isn't detached.
+            NotAllowed: its parent may not start it.
         """
-        if request.parent and not request.detached and request.parent not in self._known.programs:
+        if not request.parent:
+            return
+        parent = self._known.programs.get(request.parent)
+        if parent is None and not request.detached:
             raise ParentEnded(parent=request.parent)
+        ceiling = self._known.ceilings.of_tenant(request.tenant)
+        check_shared((ceiling,) if parent is None else parent.grants, "spawn", request.name)
 
     def add(self, request: Starting) -> None:
         """Note that a program runs."""
