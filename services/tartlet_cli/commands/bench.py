@@ -26,6 +26,7 @@ BENCHMARKS = {  # name: (module, what it measures)
     "chaos": ("survival.chaos", "200 durable programs while processes are killed at random"),
     "contexts": ("survival.contexts", "32k-token contexts on a real engine, and contexts made again"),
     "pauses": ("survival.pauses", "how long programs stand still when a process is killed"),
+    "sessions": ("survival.sessions", "a session of 100,000 messages: memory and journals stay as they are"),
     "telemetry": ("telemetry", "what exporting telemetry costs"),
     "operator": ("operator_load.scale", "the operator with up to 10,000 Inferlets; needs etcd"),
     "control": ("control", "control alone: microseconds a command"),
