@@ -130,6 +130,9 @@ name of the server's certificate, whatever its address is. Without `tls_domain` 
 authority that signs for this Tartlet only. A call that the table below doesn't allow ends in `PermissionDenied` before
 its handler runs. New certificates apply to new connections.
 `gateway` is for front ends that call for many tenants: Tartlet's HTTP gateway, whose keys name tenants, or your own.
+Tartlet's gateway also lets in tokens of one OIDC issuer and of Kubernetes service accounts, if its settings say so
+([gateway.md](gateway.md#who-may-call)). A claim, or the account's namespace, is the tenant: whoever may issue such
+tokens, or make service accounts in a namespace, acts for that tenant. Tokens are never logged or stored.
 """
 
 SECURITY_TAIL = """

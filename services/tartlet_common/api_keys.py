@@ -27,7 +27,8 @@ _BODY: Final = 43
 _CHECK: Final = 6
 _FORM: Final = re.compile(rf"{PREFIX}([0-9A-Za-z]{{{_BODY}}})([0-9A-Za-z]{{{_CHECK}}})")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
-_TENANT: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+TENANT: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+"""The names that a tenant may have."""
 _REMEDY: Final = "Let `tartlet keys` write the file, or mend the named entry."
 
 
@@ -128,7 +129,7 @@ def check_tenant(name: str) -> None:
     Raises:
         InvalidConfig: it isn't letters, digits and . _ -, up to 64.
     """
-    if not _TENANT.fullmatch(name):
+    if not TENANT.fullmatch(name):
         raise _bad(f"tenant {name[:64]!r}: letters, digits and . _ - inside make a name, up to 64")
 
 

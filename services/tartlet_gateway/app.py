@@ -16,6 +16,8 @@ from tartlet_common.process.role import Notify
 from tartlet_common.rpc.endpoints import Tls
 from tartlet_common.telemetry import telemetry
 from tartlet_gateway.access.gate import Gate
+from tartlet_gateway.access.identities import Identities
+from tartlet_gateway.access.identity import Authenticator
 from tartlet_gateway.access.keys import Keys
 from tartlet_gateway.access.rates import Rate
 from tartlet_gateway.api.routes import pattern, router
@@ -38,7 +40,7 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
     """
     check_address(settings)
     certificate = Certificate.of(settings.http_certificate, settings.http_key)
-    keys = Keys(settings.keys) if settings.keys else None
+    identities = identities_of(settings)
     listener = bind(settings.address)
     url = f"{'https' if certificate else 'http'}://{settings.address}/v1"
     control = settings.control or None
@@ -47,7 +49,7 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
     stopped = asyncio.Event()
     try:
         routes = router(backends, stopped)
-        app = guarded(routes, keys, settings)
+        app = guarded(routes, identities, settings)
         if settings.health_address or telemetry.enabled():
             app = Metered(app, partial(pattern, routes))
         log.info("serving at %s", url)
@@ -55,14 +57,37 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
     finally:
         notify.set_ready("draining")
         await backends.close()
+        if identities is not None:
+            await identities.close()
 
 
-def guarded(app: ASGIApp, keys: Keys | None, settings: GatewaySettings) -> ASGIApp:
-    """Return the application behind the checks of keys, rates, hosts and origins."""
-    if keys is not None:
+def identities_of(settings: GatewaySettings) -> Identities | None:
+    """Return those whom the settings let in; None: nobody is asked who they are.
+
+    Raises:
+        InvalidConfig: a file can't be read, or a setting is missing.
+    """
+    keys = Keys(settings.keys) if settings.keys else None
+    tokens: list[Authenticator] = []
+    if settings.oidc_issuer:
+        from tartlet_gateway.access.oidc import Oidc  # here: a gateway without tokens starts sooner
+
+        claim, authority = settings.oidc_tenant_claim, settings.oidc_authority
+        tokens.append(Oidc(settings.oidc_issuer, settings.oidc_audience, claim, authority))
+    if settings.token_review:
+        from tartlet_gateway.access.token_review import TokenReview  # here: as above
+
+        server, credentials = settings.token_review_server, settings.token_review_credentials
+        tokens.append(TokenReview(settings.token_review_audience, server, credentials))
+    return Identities(keys, tokens) if keys is not None or tokens else None
+
+
+def guarded(app: ASGIApp, identities: Identities | None, settings: GatewaySettings) -> ASGIApp:
+    """Return the application behind the checks of callers, rates, hosts and origins."""
+    if identities is not None:
         rate = Rate(settings.tenant_requests_per_minute, settings.tenant_tokens_per_minute, settings.tenant_concurrency)
-        app = Gate(app, keys, rate, settings.replicas)
-    return Guard(app, frozenset(listed(settings.origins)), refuse, local=keys is None)
+        app = Gate(app, identities, rate, settings.replicas)
+    return Guard(app, frozenset(listed(settings.origins)), refuse, local=identities is None)
 
 
 def check_address(settings: GatewaySettings) -> None:
@@ -72,7 +97,8 @@ def check_address(settings: GatewaySettings) -> None:
         InvalidConfig: so it is, or the address is no `host:port`.
     """
     parts(settings.address)
-    if settings.keys is None and host_name(settings.address) not in LOOPBACK:
+    asks = settings.keys is not None or settings.oidc_issuer or settings.token_review
+    if not asks and host_name(settings.address) not in LOOPBACK:
         remedy = "Serve on 127.0.0.1, or give `keys`: `tartlet keys create` writes the file."
         detail = f"address: other machines reach {settings.address}, and no key is asked for"
         raise InvalidConfig(role="gateway", detail=detail, remedy=remedy)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tartlet_common.config.allowed_settings import AllowedSettings
 from tartlet_common.config.http_settings import HttpSettings
 from tartlet_common.config.paths import cache_dir, run_dir
+from tartlet_common.config.token_settings import TokenSettings
 from tartlet_common.engine import defaults
 
 RENAMED: Final = {"policy": "batching", "policy_k": "batching_k", "policy_t_s": "batching_t_s"}
@@ -226,7 +227,7 @@ class RuntimeSettings(HttpSettings, _Settings):
     ended_kept_s: float = Field(600.0, ge=0, description="seconds that an ended program's output stays readable")
 
 
-class GatewaySettings(_Settings):
+class GatewaySettings(TokenSettings, _Settings):
     """Settings of `tartlet serve --role gateway`."""
 
     address: str = Field(

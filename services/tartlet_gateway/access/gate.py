@@ -1,4 +1,4 @@
-"""ASGI middleware that asks for a key, bounds tenants' rates, and writes the audit log."""
+"""ASGI middleware that asks for a key or a token, bounds tenants' rates, and writes the audit log."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tartlet_common.api_keys import ApiKey
-from tartlet_gateway.access.keys import Keys
+from tartlet_gateway.access.identities import Identities
+from tartlet_gateway.access.identity import Identity
 from tartlet_gateway.access.rates import Rate, Refusal, Tenant, share
 from tartlet_gateway.http.exchange import ClientGoneError, Exchange, Headers
 from tartlet_gateway.http.subprotocol import key_of
@@ -30,21 +30,26 @@ audit = logging.getLogger("tartlet.audit")
 
 
 class Gate:
-    """Lets requests with a valid key through, each for its key's tenant.
+    """Lets requests with a valid key or token through, each for its tenant.
 
     Args:
         app: what is guarded.
-        keys: the valid keys.
+        identities: those who are let in.
         default: what a tenant may do that the file of keys doesn't name, over all gateways.
         replicas: how many gateways share a tenant's rate.
         clock: seconds that never jump back.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: Keys, default: Rate, replicas: int, clock: Callable[[], float] = time.monotonic
+        self,
+        app: ASGIApp,
+        identities: Identities,
+        default: Rate,
+        replicas: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
-        self._keys = keys
+        self._identities = identities
         self._default = default
         self._replicas = replicas
         self._clock = clock
@@ -57,26 +62,27 @@ class Gate:
             return
         exchange = Exchange(scope, receive, send)
         text = _given(exchange) or key_of(scope)
-        key = self._keys.find(text)
-        if key is None:
-            await _refuse(exchange, _unauthorized(), [(b"www-authenticate", b"Bearer")])
-            _note(scope, Caller(), 401, 0.0)
+        try:
+            identity = await self._identities.identify(text)
+        except ApiError as e:
+            await answer(exchange, e)
+            _note(scope, Caller(), e.status, 0.0)
             return
-        await self._admitted(key, scope, *self._while_valid(text, receive, send))
+        await self._admitted(identity, scope, *self._while_valid(text, receive, send))
 
     def _while_valid(self, text: str, receive: Receive, send: Send) -> tuple[Receive, Send]:
         """Return `receive` and `send` that end a WebSocket or a stream once its key is revoked or has expired."""
 
         async def heard() -> Message:
             message = await receive()
-            if message["type"] == "websocket.receive" and self._keys.find(text) is None:
+            if message["type"] == "websocket.receive" and not await self._identities.still_valid(text):
                 await send({"type": "websocket.close", "code": NO_LONGER_ALLOWED})
                 return {"type": "websocket.disconnect", "code": NO_LONGER_ALLOWED}
             return message
 
         async def told(message: Message) -> None:
             goes_on = message["type"] == "websocket.send" or message.get("more_body")
-            if goes_on and self._keys.find(text) is None:
+            if goes_on and not await self._identities.still_valid(text):
                 if message["type"] == "websocket.send":
                     await send({"type": "websocket.close", "code": NO_LONGER_ALLOWED})
                 raise ClientGoneError
@@ -84,11 +90,11 @@ class Gate:
 
         return heard, told
 
-    async def _admitted(self, key: ApiKey, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _admitted(self, identity: Identity, scope: Scope, receive: Receive, send: Send) -> None:
         began_s = self._clock()
-        caller = Caller(tenant=key.tenant, key_id=key.id)
+        caller = Caller(tenant=identity.tenant, key_id=identity.key_id, subject=identity.subject)
         set_caller(scope, caller)
-        tenant = self._tenant(key.tenant, began_s)
+        tenant = self._tenant(identity.tenant, began_s)
         admission = _Admission(tenant, self._clock)
         caller.admit = admission.admit
         caller.outlive = admission.outlive
@@ -114,7 +120,7 @@ class Gate:
             _note(scope, caller, status, self._clock() - began_s)
 
     def _tenant(self, name: str, now_s: float) -> Tenant:
-        limits = self._keys.limits(name)
+        limits = self._identities.limits(name)
         default = self._default
         rate = Rate(
             limits.requests_per_minute or default.requests_per_minute,
@@ -178,11 +184,6 @@ def _given(exchange: Exchange) -> str:
     return (exchange.header(b"x-api-key") or b"").decode("latin-1").strip()
 
 
-def _unauthorized() -> ApiError:
-    told = "No valid API key came: send one as `Authorization: Bearer KEY`; `tartlet keys create` makes keys."
-    return ApiError(401, told, code="invalid_api_key")
-
-
 class _TooManyError(ApiError):
     """A tenant is over a bound. Clients wait as long as its headers say; some read the seconds in its text."""
 
@@ -209,6 +210,7 @@ def _note(scope: Scope, caller: Caller, status: int, took_s: float) -> None:
     entry = {
         "tenant": caller.tenant,
         "key": caller.key_id,
+        "subject": caller.subject,
         "client": (scope.get("client") or ("",))[0],
         "method": scope["method"],
         "path": scope["path"][:200],

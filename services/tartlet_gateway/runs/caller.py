@@ -27,6 +27,7 @@ class Caller:
     Attributes:
         tenant: For whom programs run; None: no key is asked for, and the caller acts for all tenants.
         key_id: Which key the request brought.
+        subject: Whom the token names that the request brought.
         model: What the request ran, as its `model` names it.
         program_id: The run.
         tokens: The run's tokens, those of the prompt and those generated, once its end was seen.
@@ -38,6 +39,7 @@ class Caller:
 
     tenant: str | None = None
     key_id: str = ""
+    subject: str = ""
     model: str = ""
     program_id: str = ""
     tokens: int = 0
