@@ -8,7 +8,7 @@ are refused; the other commands run. An engine raises only if the engine itself 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tartlet_common.engine.spec import EngineSpec
@@ -59,5 +59,8 @@ class Engine(Protocol):
                 raised by the call that runs the next step.
         """
 
-    def reset(self) -> None:
-        """Forget all pages, embeds, slots and poisoned lanes. A worker calls this when it connects to control."""
+    def reset(self, keep: Sequence[int] = ()) -> None:
+        """Forget all pages but those in `keep`, all tables, embeds, slots and poisoned lanes.
+
+        A worker calls this when it connects to control.
+        """

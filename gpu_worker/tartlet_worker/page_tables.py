@@ -56,8 +56,12 @@ class PageTables:
         self.changed.clear()
         self.version += 1
 
-    def change(self, changes: TableChanges) -> None:
-        """Apply the changes of a step, in order."""
+    def change(self, changes: TableChanges, position: npt.NDArray[np.int32] | None = None) -> None:
+        """Apply the changes of a step, in order.
+
+        `position` [pages, page_size]: the positions of the slots of pages, -1 where nothing was written. Rows are empty
+        when a table gets them, or hold what the table had there in an earlier life; then they are plain.
+        """
         tables, sources, keeps = changes.table.tolist(), changes.source.tolist(), changes.keep.tolist()
         bounds = changes.indptr.tolist()
         for i, (table, source, keep) in enumerate(zip(tables, sources, keeps, strict=True)):
@@ -80,8 +84,15 @@ class PageTables:
                 self.limit[table] = min(int(self.limit[table]), slots)
             elif self.limit[table] >= slots:
                 self.limit[table] = NO_LIMIT
+            if position is not None and self.plain[table] == slots and len(added) and position[added[0], 0] == slots:
+                self.plain[table] = min(slots + self._filled(slots, position[added]), int(self.limit[table]))
             if end > first:
                 self.changed.append((table, first, end))
+
+    def _filled(self, first: int, position: npt.NDArray[np.int32]) -> int:
+        """Return how many slots of rows were written in order, from slot `first` of their table on."""
+        wrong = np.flatnonzero(position.reshape(-1) != np.arange(first, first + position.size))
+        return int(wrong[0]) if len(wrong) else position.size
 
     def _again(self, table: int, keep: int, added: npt.NDArray[np.int32]) -> int:
         """Return how many slots of a table stay plain, if those of its first `keep` rows are: rows are added again."""

@@ -9,6 +9,7 @@ and one zero page, which pads short page lists.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -79,11 +80,14 @@ class Pools:
         self.embed_mark = np.zeros(sizes.num_embeds, np.int64)
         self.slot_mark = np.zeros(self.total_pages * sizes.page_size, np.int64)
 
-    def reset(self) -> None:
-        """Forget everything. Only written pages are touched, because the system has not mapped most of a new pool."""
+    def reset(self, keep: Sequence[int] = ()) -> None:
+        """Forget everything but what the pages in `keep` hold.
+
+        Only written pages are touched, because the system has not mapped most of a new pool.
+        """
         self.tables.reset()
         self.hidden.fill(False)
-        self.clear_pages(np.flatnonzero((self.position >= 0).any(axis=1)))
+        self.clear_pages(np.setdiff1d(np.flatnonzero((self.position >= 0).any(axis=1)), np.array(keep, np.int64)))
         self.clear_embeds(np.arange(self.sizes.num_embeds))
         self.clear_slots(np.arange(self.sizes.num_slots))
 

@@ -133,6 +133,7 @@ class WorkerHello(_message.Message):
     NEWEST_PROTOCOL_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """the oldest version that the worker speaks"""
     engine_id: _builtins.str
@@ -151,6 +152,10 @@ class WorkerHello(_message.Message):
     def resume(self) -> _common_pb2.Resumption:
         """keep the pools"""
 
+    @_builtins.property
+    def rows(self) -> Global___RowLabels:
+        """without `resume`: rows that the pages still hold"""
+
     def __init__(
         self,
         *,
@@ -163,14 +168,45 @@ class WorkerHello(_message.Message):
         newest_protocol: _builtins.int = ...,
         epoch: _builtins.int = ...,
         resume: _common_pb2.Resumption | None = ...,
+        rows: Global___RowLabels | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "epoch", b"epoch", "frame_socket", b"frame_socket", "incarnation", b"incarnation", "newest_protocol", b"newest_protocol", "pool", b"pool", "protocol", b"protocol", "resume", b"resume", "spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "epoch", b"epoch", "frame_socket", b"frame_socket", "incarnation", b"incarnation", "newest_protocol", b"newest_protocol", "pool", b"pool", "protocol", b"protocol", "resume", b"resume", "rows", b"rows", "spec_json", b"spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerHello: _TypeAlias = WorkerHello  # noqa: Y015
+
+@_typing.final
+class RowLabels(_message.Message):
+    """Rows of page tables by what they hold, so that the next control finds them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    forgotten: _builtins.bytes
+    """i32, pages that will hold something else"""
+    pages: _builtins.bytes
+    """i32, pages that hold a full row of a table"""
+    digests: _builtins.bytes
+    """16 bytes for each of them: of all tokens up to the end of the row"""
+    def __init__(
+        self,
+        *,
+        forgotten: _builtins.bytes = ...,
+        pages: _builtins.bytes = ...,
+        digests: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "forgotten", b"forgotten", "pages", b"pages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowLabels: _TypeAlias = RowLabels  # noqa: Y015
 
 @_typing.final
 class BatchResultFrame(_message.Message):
@@ -240,6 +276,7 @@ class EngineFrame(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
     GRAMMARS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     worker_incarnation: _builtins.str
     drain: _builtins.bool
     number: _builtins.int
@@ -250,6 +287,10 @@ class EngineFrame(_message.Message):
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepFrame]: ...
     @_builtins.property
     def grammars(self) -> _containers.RepeatedCompositeFieldContainer[Global___GrammarFrame]: ...
+    @_builtins.property
+    def rows(self) -> Global___RowLabels:
+        """before the steps that change a page, and behind those that have filled it"""
+
     def __init__(
         self,
         *,
@@ -260,10 +301,11 @@ class EngineFrame(_message.Message):
         number: _builtins.int = ...,
         applied: _builtins.int = ...,
         grammars: _abc.Iterable[Global___GrammarFrame] | None = ...,
+        rows: Global___RowLabels | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "drain", b"drain", "grammars", b"grammars", "hello", b"hello", "number", b"number", "steps", b"steps", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "drain", b"drain", "grammars", b"grammars", "hello", b"hello", "number", b"number", "rows", b"rows", "steps", b"steps", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -310,6 +352,7 @@ class EngineHello(_message.Message):
     RESUMED_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
     GRACE_S_FIELD_NUMBER: _builtins.int
+    KEEPS_ROWS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """the version that both ends speak from now on"""
     incarnation: _builtins.str
@@ -320,6 +363,8 @@ class EngineHello(_message.Message):
     """with `resumed`"""
     grace_s: _builtins.float
     """control gives the engine up when it was away for so long"""
+    keeps_rows: _builtins.bool
+    """the pages of WorkerHello.rows keep what they hold; else all are cleared"""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """number not 0: refused; ResumeRefused: say Hello anew"""
@@ -337,10 +382,11 @@ class EngineHello(_message.Message):
         resumed: _builtins.bool = ...,
         applied: _builtins.int = ...,
         grace_s: _builtins.float = ...,
+        keeps_rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "frames", b"frames"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "epoch", b"epoch", "error", b"error", "frames", b"frames", "grace_s", b"grace_s", "incarnation", b"incarnation", "protocol", b"protocol", "resumed", b"resumed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "epoch", b"epoch", "error", b"error", "frames", b"frames", "grace_s", b"grace_s", "incarnation", b"incarnation", "keeps_rows", b"keeps_rows", "protocol", b"protocol", "resumed", b"resumed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

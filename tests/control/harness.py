@@ -22,6 +22,7 @@ from tartlet_control.core.core import Core
 from tartlet_control.core.lifecycle import StartRequest
 from tartlet_control.core.places.memory import RETRY_S
 from tartlet_control.recovery.restorer import Restorer
+from tartlet_control.sharing.adopting import label
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.keys import RETURN_S
 from tartlet_control.tables.models import ServedModel
@@ -195,10 +196,12 @@ class Host:
         self._settings = settings
         self.engines: list[tuple[EngineState, FakeEngine]] = []
         self.guests: dict[int, Guest] = {}
+        self.known: dict[EngineState, dict[int, bytes]] = {}  # the digests that workers know, by page
         self._begin()
         self.steps: list[Step] = []
         self.device_s: float | None = None
         """What each step says that it took; None: the time that it took here."""
+        self._given: dict[int, tuple[EngineState, dict[int, bytes]]] = {}  # behind a waiting step, by its identity
         self._rows: list[tuple[int, ...]] = []
         self._handles: list[int] = []
         self._payload = bytearray()
@@ -215,20 +218,50 @@ class Host:
         starts = [StartRequest(g.handle, g.program_id, running=True, history=bool(g.sent)) for g in live]
         self.session: RuntimeSession = self.core.on_runtime("rt", "one", "unix:rt", starts)
 
-    def die(self) -> None:
-        """Lose control with all that it has not told. Another one starts, and engines join it anew, without state."""
+    def die(self, *, executed: int = 0) -> None:
+        """Lose control with all that it has not told. Another one starts, and engines join it anew.
+
+        `executed`: steps that engines run to their end, though nobody hears of it.
+        """
         before = self.engines
+        for state, fake, step in self._waiting[:executed]:
+            self._execute(state, fake, step)
+        self._given.clear()
+        rows = {state.id: self.known.get(state, {}) for state, _ in before}
         self._waiting, self.engines = [], []
         self._begin(sorted(self.core.models, key=lambda m: m.index))
         for state, fake in before:
-            fake.reset()
+            fake.reset([*rows[state.id]])
             joined = self.core.on_engine(state.id, state.incarnation, fake.spec, protocol=state.protocol)
+            joined.bring_rows(rows[state.id])
+            self.known[joined] = dict(rows[state.id])
             self.engines.append((joined, fake))
         for guest in self.guests.values():
             if guest.sent and guest.handle in self.session.programs:
                 program = self.session.programs[guest.handle]
                 Restorer(self.core).restore(program, guest.history(), guest.told())
         self.collect()
+
+    def label(self) -> None:
+        """Have control give rows digests, as it does a few times a second. Workers hear of that with later steps."""
+        for state, _ in self.engines:
+            places = [program.places[state.model_index] for program in self.core.lifecycle.placed_on(state)]
+            label(state, places, self.clock.now())
+
+    def _tell_rows(self, state: EngineState) -> None:
+        """Tell a worker digests: what is taken back at once, and new ones behind the steps that wait."""
+        known = self.known.setdefault(state, {})
+        for page in state.labels.take_taken_back():
+            for rows in (known, *(given for to, given in self._given.values() if to is state)):
+                rows.pop(page, None)
+        if given := state.labels.take_given():
+            last = next((step for to, _, step in reversed(self._waiting) if to is state), None)
+            (known if last is None else self._given.setdefault(id(last), (state, {}))[1]).update(given)
+
+    def _execute(self, state: EngineState, fake: FakeEngine, step: Step) -> StepResult:
+        result = fake.step(step)
+        self.known.setdefault(state, {}).update(self._given.pop(id(step), (state, {}))[1])
+        return result
 
     def join(self, engine_id: str, options: FakeOptions | None = None, *, old: bool = False) -> EngineState:
         protocol = last_release.PROTOCOL if old else PROTOCOL_VERSION
@@ -284,6 +317,7 @@ class Host:
             self._waiting += [(state, fake, step) for step in state.outgoing]
             self.steps += state.outgoing
             state.outgoing.clear()
+            self._tell_rows(state)
         self.collect()
 
     def answer(self) -> bool:
@@ -291,7 +325,7 @@ class Host:
         if not self._waiting:
             return False
         state, fake, step = self._waiting.pop(0)
-        result: StepResult = fake.step(step)
+        result = self._execute(state, fake, step)
         if self.device_s is not None:
             result = replace(result, device_s=self.device_s)
         if self.core.engines.get(state.id) is state:

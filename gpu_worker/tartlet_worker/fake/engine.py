@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -72,9 +72,9 @@ class FakeEngine:
         """Return the tokenizer: one token for each byte, and four special tokens."""
         return model.tokenizer_json()
 
-    def reset(self) -> None:
-        """Forget everything."""
-        self.state.reset()
+    def reset(self, keep: Sequence[int] = ()) -> None:
+        """See `Engine.reset`."""
+        self.state.reset(keep)
 
     def step(
         self, step: Step, computing: Callable[[], None] = ignore_computing, following: Following = nothing_follows

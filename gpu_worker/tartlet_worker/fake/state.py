@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,16 +54,20 @@ class FakeState:
         self.options = options
         self.matchers: Matchers | None = None
         self.adapters: set[int] = set()  # numbers
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything."""
-        o = self.options
-        pages = (o.num_pages, o.page_size)
+        pages = (options.num_pages, options.page_size)
         self.kv = np.zeros(pages, np.uint64)  # [P, page] what each slot adds to a query's sum
         self.pos = np.zeros(pages, np.int32)  # [P, page]
         self.written = np.zeros(pages, np.bool_)  # [P, page]
         self.hidden = np.zeros(pages, np.bool_)  # [P, page] mask_kvpage's bits
+        self.reset()
+
+    def reset(self, keep: Sequence[int] = ()) -> None:
+        """Forget everything but what the pages in `keep` hold."""
+        o = self.options
+        others = np.ones(o.num_pages, np.bool_)
+        others[[*keep]] = False
+        for values in self._of_pages():
+            values[others] = 0
         self.host = [np.zeros((o.host_pages, o.page_size), a.dtype) for a in self._of_pages()]
         self.emb = np.zeros(o.num_embeds, np.uint64)
         self.emb_pos = np.zeros(o.num_embeds, np.int32)

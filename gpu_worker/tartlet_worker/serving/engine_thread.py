@@ -13,7 +13,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -46,7 +46,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class _Reset:
-    pass
+    keep: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class EngineThread:
         """Queue a step. Its report carries the same `link`."""
         self._queue.put(_Work(link, frame))
 
-    def reset(self) -> None:
-        """Queue a reset of the engine's pools, which happens after the steps that were queued before."""
-        self._queue.put(_Reset())
+    def reset(self, keep: Iterable[int] = ()) -> None:
+        """Queue a reset of the engine's pools but some pages, which happens after the steps that were queued before."""
+        self._queue.put(_Reset(tuple(keep)))
 
     def afterwards(self, call: Callable[[], None]) -> None:
         """Have the thread call something after the steps that were queued before."""
@@ -110,7 +110,7 @@ class EngineThread:
         while (item := self._next()) is not None:
             if isinstance(item, _Reset):
                 self._tell()
-                self._engine.reset()
+                self._engine.reset(item.keep)
                 continue
             if isinstance(item, _Afterwards):
                 item.call()

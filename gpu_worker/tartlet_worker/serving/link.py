@@ -38,6 +38,7 @@ from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
 from tartlet_worker.engine import Engine
 from tartlet_worker.serving.engine_thread import EngineThread, Finished
 from tartlet_worker.serving.grammar_desk import GrammarDesk
+from tartlet_worker.serving.kept_rows import KeptRows
 
 log = logging.getLogger("tartlet.worker")
 
@@ -98,6 +99,7 @@ class Link:
         self._said: set[str] = set()  # states that control was told of on this link
         self._let_go = False  # control holds nothing of this engine any more
         self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_finished)
+        self._rows = KeptRows(engine.spec.num_pages, self._thread.afterwards)
         self._grammars = GrammarDesk(engine, self._thread.afterwards, self._wake.set)
 
     async def run(self) -> None:
@@ -167,10 +169,12 @@ class Link:
             stream: Any = None
             try:
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
-                    if not self._peer.resumes:
+                    anew = not self._peer.resumes
+                    if anew:
                         await self._put_tokenizer(stub)
+                    rows = await self._rows.all() if anew else None
                     stream = stub.Connect()
-                    await stream.write(self._hello())
+                    await stream.write(self._hello(rows))
                     hello = await stream.read()
                     if hello is grpc.aio.EOF or not hello.HasField("hello"):
                         return
@@ -195,13 +199,14 @@ class Link:
         if error is not None:
             raise error
 
-    def _hello(self) -> engine_pb2.WorkerFrame:
+    def _hello(self, rows: engine_pb2.RowLabels | None) -> engine_pb2.WorkerFrame:
         hello = engine_pb2.WorkerHello(
             engine_id=self._engine_id,
             incarnation=self._incarnation,
             spec_json=json.dumps(asdict(self._engine.spec)),
             frame_socket=self._joiner.wanted,
             pool=self._pool,
+            rows=rows,
         )
         self._peer.fill(hello)
         return engine_pb2.WorkerFrame(hello=hello)
@@ -221,7 +226,7 @@ class Link:
             self._outbox.clear()
             self._malformed = None
             self._said.clear()
-            self._thread.reset()
+            self._thread.reset(self._rows.begin_link(keep=hello.keeps_rows))
             self._grammars.begin_link(self._links)
             log.info("control %s accepted %s", self._peer.incarnation[:8], self._engine_id)
         self._connections += 1
@@ -259,6 +264,8 @@ class Link:
         link = self._links
         while (frame := await frames.read()) is not grpc.aio.EOF:
             if not frame.worker_incarnation or frame.worker_incarnation == self._incarnation:
+                if frame.HasField("rows"):
+                    self._rows.take(frame.rows)
                 for step in frame.steps:
                     self._thread.submit(link, step)
                 self._grammars.take(frame.grammars)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -84,11 +84,11 @@ class TorchEngine:
         """See `Engine.tokenizer_json`."""
         return self._tokenizer
 
-    def reset(self) -> None:
+    def reset(self, keep: Sequence[int] = ()) -> None:
         """See `Engine.reset`."""
         if self._next is not None:
             self._next.forget()
-        self._pools.reset()
+        self._pools.reset(keep)
         self._poisoned.clear()
 
     @torch.inference_mode()
@@ -135,7 +135,7 @@ class TorchEngine:
             self._host.copy_in(step.swaps)
         self._pools.clear_embeds(step.clear_embeds)
         self._pools.clear_slots(step.clear_slots)
-        self._pools.tables.change(step.tables)
+        self._pools.tables.change(step.tables, self._pools.position)
         self._poisoned.difference_update(step.reset_lanes.tolist())
 
     def _run(self, step: Step, at: int, following: Following) -> tuple[BatchResult, int]:

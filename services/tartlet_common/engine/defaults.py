@@ -22,3 +22,5 @@ DESCRIPTION_CHARS: Final = 1024
 """Characters of a model's description, at most."""
 CARD_CHARS: Final = 128
 """Characters of a model's version and of its license, at most."""
+MAX_KEPT_ROWS: Final = 1 << 17
+"""Rows of which a worker keeps the digest for the next control: a Hello holds them all, at 20 bytes each."""

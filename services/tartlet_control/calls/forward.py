@@ -207,6 +207,8 @@ class PackForward:
             table.sent(offset, c.tokens, masked=bool(mask))
             engine = c.queue.place.engine
             assert engine is not None, "a table with rows is on an engine"
+            engine.labels.written(table.rows, offset, c.tokens, engine.spec.page_size)
+            table.labelled = min(table.labelled, offset // engine.spec.page_size)
             if engine.tables.kept:
                 self._table.append(table.number)
                 self._tables = True

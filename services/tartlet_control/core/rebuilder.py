@@ -24,6 +24,7 @@ from tartlet_control.order import book
 from tartlet_control.rebuild import remaking, room, suspension, swapping
 from tartlet_control.rebuild.logs import settle
 from tartlet_control.rebuild.plan import plan
+from tartlet_control.sharing import adopting
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import EMBEDS, PAGES, SLOTS
 from tartlet_control.tables.page_tables import MAX_ENGINE_TABLES
@@ -283,30 +284,22 @@ class Rebuilder:
                 self._forget(place)
                 continue
             late = now - recovery.since_s >= self._settings.rebuild_grace_s
-            if late and not self._candidates(place):
+            if late and not room.candidates(place):
                 self._end(place, recovery.cause)
 
     def _makes(self, engine: EngineState) -> bool:
         return any(place.engine is engine for place in self.making)
 
-    @staticmethod
-    def _candidates(place: Place) -> list[EngineState]:
-        """Return the engines that may take a place: those that take new programs, or without any of them the others."""
-        recovery = place.recovery
-        assert recovery is not None
-        takers = room.takers(place, recovery.spec)
-        if place.kept_on is not None and place.kept_on in takers and place.kept_on.status == "ready":
-            return [place.kept_on]
-        if recovery.to is not None and recovery.to in takers and recovery.to.status == "ready":
-            return [recovery.to]
-        return [e for e in takers if e.status == "ready"] or [e for e in takers if not e.let_go]
-
     def _engine_for(self, place: Place) -> EngineState | None:
         recovery = place.recovery
         assert recovery is not None
-        chosen = self._candidates(place)
+        chosen = room.candidates(place)
         roomy = [e for e in chosen if room.fits(e, recovery.need)]
-        return min(roomy or chosen, key=lambda e: (e.id != recovery.home, len(e.program_ids)), default=None)
+        return min(
+            roomy or chosen,
+            key=lambda e: (-adopting.likeness(place, e), e.id != recovery.home, len(e.program_ids)),
+            default=None,
+        )
 
     def _begin(self, place: Place, engine: EngineState) -> bool:
         """Let a place take an engine, and queue what makes its contents again. Returns False if there is no room."""
@@ -319,12 +312,15 @@ class Rebuilder:
         spare = (embeds.num_free - len(book.embeds)) // (2 if self._makes(engine) else 1)
         scratch = min(scratch, spare)
         numbers = engine.tables.num_held + len(book.tables)
+        adopted = adopting.adopt(place, engine)
+        pages = recovery.need[PAGES] - len(adopted)
         if (
             scratch < min(longest, room.FEWEST) or scratch < 1
-            or engine.takeable(PAGES, recovery.need[PAGES]) < recovery.need[PAGES]
+            or engine.takeable(PAGES, pages) < pages
             or slots.num_free < recovery.need[SLOTS] + 1
             or numbers > MAX_ENGINE_TABLES
         ):  # fmt: skip
+            engine.left.give_back(adopted.values())
             return False
         del self.waiting[place]
         self.making[place] = None
@@ -336,8 +332,9 @@ class Rebuilder:
         taking.take(place, engine, PAGES, book.pages)
         taking.take(place, engine, EMBEDS, [*book.embeds, *range(remaking.SCRATCH, remaking.SCRATCH + scratch)])
         taking.take(place, engine, SLOTS, [*book.slots, remaking.SCRATCH])
-        tables = taking.take_tables(place, engine)
-        there = swapping.bring_back(place, engine, tables)
+        tables = taking.take_tables(place, engine, {row: page for row, (_, page) in adopted.items()})
+        there = swapping.bring_back(place, engine, tables) | adopted.keys()
+        engine.adopted_tokens += len(adopted) * engine.spec.page_size
         made = plan(book.tables.values(), book.embeds, scratch, engine.spec.page_size, there)
         place.lost = made.lost
         program.num_pages += place.num_held(PAGES)

@@ -26,6 +26,18 @@ def takers(place: Place, before: EngineSpec) -> list[EngineState]:
     return [e for e in usable if e.protocol >= TABLES_SINCE and _fits(e.spec, before)]
 
 
+def candidates(place: Place) -> list[EngineState]:
+    """Return the engines that may take a place: those that take new programs, or without any of them the others."""
+    recovery = place.recovery
+    assert recovery is not None
+    found = takers(place, recovery.spec)
+    if place.kept_on is not None and place.kept_on in found and place.kept_on.status == "ready":
+        return [place.kept_on]
+    if recovery.to is not None and recovery.to in found and recovery.to.status == "ready":
+        return [recovery.to]
+    return [e for e in found if e.status == "ready"] or [e for e in found if not e.let_go]
+
+
 def elsewhere(place: Place, coming: Iterable[Place]) -> bool:
     """Return whether another engine that takes programs has room for one, and for all that are on their way."""
     engine = place.engine

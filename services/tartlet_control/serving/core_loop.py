@@ -18,6 +18,7 @@ from tartlet_common.rpc.frame_streams import Stream
 from tartlet_common.rpc.link_stream import LinkStream
 from tartlet_common.rpc.resume import LIMIT_BYTES, Epochs
 from tartlet_control.core.core import Core
+from tartlet_control.sharing.adopting import label
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.outbox import HARD_LIMIT_BYTES
 from tartlet_control.tables.programs import RuntimeSession
@@ -154,7 +155,7 @@ class EngineLink(Link):
     def has_work(self) -> bool:
         """Whether there is something to tell the engine."""
         engine = self.engine
-        waits = bool(engine.outgoing) or bool(engine.grammars.outgoing)
+        waits = bool(engine.outgoing) or bool(engine.grammars.outgoing) or engine.labels.wait
         return waits or self.lets_go or (self.stream is not None and self.stream.waiting)
 
     @property
@@ -232,10 +233,18 @@ class CoreLoop:
             if late_s > TICK_S:  # this process stood still: peers that come back were not heard meanwhile
                 self.core.pardon(late_s)
             self.core.tick()
+            self._label_rows()
             for link in (*self.runtimes.values(), *self.engines.values()):
                 link.tend()
             self._cut_overfull()
             self.changed()
+
+    def _label_rows(self) -> None:
+        """Tell workers what their pages hold, for the control after this one."""
+        core = self.core
+        for engine in core.engines.values():
+            places = [program.places[engine.model_index] for program in core.lifecycle.placed_on(engine)]
+            label(engine, places, core.clock.now())
 
     def _cut_overfull(self) -> None:
         """Cut off runtimes that don't read. The limits of their programs should have stopped them long before."""

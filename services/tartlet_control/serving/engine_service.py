@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -12,6 +12,8 @@ import grpc.aio
 
 from tartlet_common.config.lists import listed
 from tartlet_common.engine.pools import Home
+from tartlet_common.engine.row_codec import labels_of, rows_of
+from tartlet_common.engine.step import TABLES_SINCE
 from tartlet_common.engine.step_codec import result_from_proto, step_to_proto
 from tartlet_common.errors.registry import (
     Draining,
@@ -74,6 +76,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             await context.write(engine_pb2.EngineFrame(hello=hello))
             return
         link = self._loop.open_engine(engine, theirs.epoch)
+        hello.keeps_rows = not resumes and engine.tables.kept
         greeting.answer(core, hello, version, core.settings.engine_grace_s, link.link if resumes else None, _PEER)
         try:
             wanted = frame.hello.frame_socket
@@ -130,7 +133,9 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         spec = spec_from_json(hello.spec_json)
         if spec.tokenizer_digest and not self._tokenizers.has(home.owner, spec.tokenizer_digest):
             raise InvalidArgument(argument="tokenizer_digest", detail="put the tokenizer before saying Hello")
+        rows = rows_of(hello.rows, spec.num_pages)[0] if version >= TABLES_SINCE else {}
         engine = self._core.on_engine(hello.engine_id, hello.incarnation, spec, home, version)
+        engine.bring_rows(rows)
         greeting.begin_link(self._core, engine, version, engine_pb2.EngineFrame)
         return engine
 
@@ -196,9 +201,13 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         engine, send = link.engine, link.link.send
         while not link.closed:
             if not link.link.full:
+                if forgotten := engine.labels.take_taken_back():  # ahead of the steps that change these pages
+                    send(_rows(engine, {}, forgotten))
                 steps, engine.outgoing = engine.outgoing, []
                 for step in steps:
                     send(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, steps=[step_to_proto(step)]))
+                if given := engine.labels.take_given():  # behind the steps that have filled them
+                    send(_rows(engine, given))
                 changes, engine.grammars.outgoing = engine.grammars.outgoing, []
                 for change in changes:  # behind the steps, which may need what is forgotten
                     grammar = engine_pb2.GrammarFrame(number=change.number, kind=change.kind, text=change.text)
@@ -220,3 +229,8 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         except TartletError as e:
             return engine_pb2.PutBlobReply(error=error_to_proto(e))
         return engine_pb2.PutBlobReply()
+
+
+def _rows(engine: EngineState, given: Mapping[int, bytes], forgotten: Iterable[int] = ()) -> engine_pb2.EngineFrame:
+    """Return the frame that tells a worker what pages hold, or that they will hold something else."""
+    return engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, rows=labels_of(given, forgotten))

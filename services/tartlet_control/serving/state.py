@@ -137,6 +137,7 @@ def engine_state(e: EngineState, core: Core) -> dict[str, Any]:
         "in_flight": len(core.batchers[e].in_flight),
         "computed_tokens": e.computed_tokens,
         "cached_tokens": e.cached_tokens,
+        "adopted_tokens": e.adopted_tokens,
         "sampled_tokens": e.sampled_tokens,
         "tokens_per_s": round(e.tokens_per_s, 1),
         "device_s": round(e.device_s, 3),

@@ -104,7 +104,7 @@ def offer(place: Place, number: int) -> None:
     if engine is None or not engine.tables.kept or table is None or line is None or table.number < 0:
         return
     size = engine.spec.page_size
-    rows = _unchanged(place.log, number, min(line.plain, table.plain), size)
+    rows = unchanged(place.log, number, min(line.plain, table.plain), size)
     rows = min(rows, len(table.rows))
     if rows > table.common:
         engine.prefixes.insert(line.chain(root(place, line.adapter), rows), table)
@@ -175,13 +175,13 @@ def _before(place: Place, forward: ForwardTable) -> list[int] | None:
         line is None
         or line.adapter != forward.adapter
         or line.plain < start
-        or _unchanged(place.log, number, start, 1) < start
+        or unchanged(place.log, number, start, 1) < start
     ):
         return None
     return line.tokens(0, start, size)
 
 
-def _unchanged(log: Iterable[Command], number: int, slots: int, size: int) -> int:
+def unchanged(log: Iterable[Command], number: int, slots: int, size: int) -> int:
     """Return how many leading rows of `size` tokens hold what the book says, of a table with commands under way."""
     for command in log:
         match command:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ from tartlet_control.tables.host_memory import HostMemory, both
 from tartlet_control.tables.ledger import PAGES, pools_of
 from tartlet_control.tables.page_tables import EngineTables
 from tartlet_control.tables.prefixes import Prefixes
+from tartlet_control.tables.rows.labels import Labels
+from tartlet_control.tables.rows.left import LeftRows
 
 EngineStatus = Literal["ready", "cordoned", "draining"]
 MAX_CLEAR: Final = 1 << 17
@@ -39,10 +41,11 @@ class EngineState:
     """One engine: its pools, the programs placed on it, what its next step must clear, and its counters."""
 
     __slots__ = (
-        "cached_tokens", "clear", "computed_tokens", "copies", "device_s", "gone_since", "grammars", "home", "host",
-        "id", "incarnation", "joined_s", "let_go", "link", "model_index", "next_lane", "on_seat", "outgoing", "pools",
-        "prefixes", "program_ids", "protocol", "reset_lanes", "sampled_tokens", "spec", "status", "step_number",
-        "step_spans", "steps", "tables", "tokens_per_s", "window_s", "window_tokens",
+        "adopted_tokens", "cached_tokens", "clear", "computed_tokens", "copies", "device_s", "gone_since", "grammars",
+        "home", "host", "id", "incarnation", "joined_s", "labels", "left", "let_go", "link", "model_index",
+        "next_lane", "on_seat", "outgoing", "pools", "prefixes", "program_ids", "protocol", "reset_lanes",
+        "sampled_tokens", "spec", "status", "step_number", "step_spans", "steps", "tables", "tokens_per_s",
+        "window_s", "window_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +71,10 @@ class EngineState:
         self.tables = EngineTables(kept=protocol >= TABLES_SINCE)
         self.prefixes = Prefixes(self.pools[PAGES], self.tables)
         """Rows that programs may take over instead of computing them."""
+        self.labels = Labels()
+        """The digests of rows that the worker knows."""
+        self.left = LeftRows(self.pools[PAGES], {})
+        """Rows that an earlier control had computed."""
         self.copies: list[RowCopy] = []
         """Copies of rows that come first in the step that is being made."""
         self.grammars = EngineGrammars()
@@ -91,6 +98,7 @@ class EngineState:
         self.computed_tokens = 0
         self.sampled_tokens = 0
         self.cached_tokens = 0
+        self.adopted_tokens = 0  # in rows that an earlier control had computed and programs have got back
         self.device_s = 0.0
         self.tokens_per_s = 0.0
         self.window_s = 0.0
@@ -119,8 +127,15 @@ class EngineState:
         """Return how many things of a pool can be taken; if fewer than `asked` are free, free what is only cached."""
         free = self.pools[pool].num_free
         if pool == PAGES and free < asked:
+            free += self.left.evict(asked - free)
+        if pool == PAGES and free < asked:
             free += self.prefixes.evict(asked - free)
         return free
+
+    def bring_rows(self, rows: Mapping[int, bytes]) -> None:
+        """Take the rows that the worker still has, by page, before anything of the engine is taken."""
+        self.labels = Labels(rows)
+        self.left = LeftRows(self.pools[PAGES], rows)
 
     def send_step(self, batches: list[Batch], traceparent: str) -> int:
         """Queue a step for sending, with the clearing, changing of tables and resetting that must come before it.
@@ -128,6 +143,7 @@ class EngineState:
         Returns the number of the step, and queues steps of their own for what doesn't fit beside the batches: a whole
         pool may change hands at once. Those steps are the numbers since the last one.
         """
+        self.labels.forget(self.clear[PAGES])
         columns = [np.fromiter(ids, np.int32, len(ids)) for ids in self.clear]
         columns.append(np.fromiter(self.reset_lanes, np.uint32, len(self.reset_lanes)))
         self.clear = (set(), set(), set())

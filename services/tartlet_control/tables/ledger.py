@@ -6,6 +6,7 @@ holders. `check` recounts the references, for idle moments and tests.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,6 +64,15 @@ class Pool:
         self._kept: set[int] = set()  # those that are cached once they have no holder
         self._free: list[int] = []  # those that were let go; a stack: what was just freed is warm in caches
         self._refs: list[int] = []  # of those that were ever taken, which are the first ones
+
+    def begin_cached(self, ids: Iterable[int]) -> None:
+        """Let things be cached from the beginning, when nothing was taken: their contents were there before."""
+        assert not self._refs, f"{self.name}: {len(self._refs)} were taken"
+        self._kept.update(ids)
+        self._refs = [0] * (max(self._kept, default=-1) + 1)
+        self._free = [i for i in range(len(self._refs)) if i not in self._kept]
+        self.num_cached = len(self._kept)
+        self.num_free = self.total - self.num_cached
 
     @property
     def num_held(self) -> int:

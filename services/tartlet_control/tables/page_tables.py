@@ -34,7 +34,19 @@ class PageTable:
     A table without rows doesn't exist. Its object stays while TABLE commands of its queue that name it wait.
     """
 
-    __slots__ = ("claimed", "common", "limit", "number", "plain", "queue_id", "rows", "shared", "waiting", "written")
+    __slots__ = (
+        "claimed",
+        "common",
+        "labelled",
+        "limit",
+        "number",
+        "plain",
+        "queue_id",
+        "rows",
+        "shared",
+        "waiting",
+        "written",
+    )
 
     def __init__(self, queue_id: int) -> None:
         self.queue_id = queue_id  # the queue that the table belongs to
@@ -42,6 +54,7 @@ class PageTable:
         self.number = -1  # on its engine, while the table has rows
         self.rows: list[int] = []  # physical pages; HOLE where one was dropped
         self.shared = 0  # leading rows that another table has or had: they are never written again
+        self.labelled = 0  # leading rows whose digests the worker was told
         self.common = 0  # leading rows that may be cached, or be another program's too, which the program doesn't know
         self.written = 0  # slots up to the end of the last forward that was sent
         self.plain = 0  # leading slots that were written in order, without a mask and without gaps, as far as sent
@@ -53,6 +66,7 @@ class PageTable:
         dropped = pages_of(self.rows[rows:])
         del self.rows[rows:]
         self.shared, self.common = min(self.shared, rows), min(self.common, rows)
+        self.labelled = min(self.labelled, rows)
         self.written, self.plain = min(self.written, rows * page_size), min(self.plain, rows * page_size)
         self.limit = self.limit if self.limit < rows * page_size else NO_LIMIT
         return dropped
@@ -79,6 +93,7 @@ class PageTable:
         slots = keep * page_size
         self.rows = other.rows[:keep]
         self.common = min(other.common, keep)
+        self.labelled = min(other.labelled, keep)
         self.written, self.plain = min(other.written, slots), min(other.plain, slots)
         self.limit = other.limit if other.limit < slots else NO_LIMIT
 

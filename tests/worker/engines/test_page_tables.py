@@ -222,6 +222,37 @@ def test_rows_that_are_added_again_stay_plain_behind_another_table_s_plain_rows(
     assert tables.plain[2] == 2
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("llama3-grouped", "float32"), ("llama3-grouped", "bfloat16")])
+def test_pages_outlive_a_reset_that_keeps_them_and_are_plain_in_a_table_that_gets_them(name: str, dtype: str) -> None:
+    tokens = [*range(40, 48)]
+
+    def filled() -> Driver:
+        d = drive(name, dtype, {})
+        d.ok_step(tables=changes((0, 0, 0, [7, 9])), clear_pages=i32([7, 9]))
+        d.embed(tokens, [*range(8)], [*range(8)])
+        d.forward(iemb=[*range(8)], oemb=[20], table=0)
+        return d
+
+    def go_on(d: Driver, table: int) -> int:
+        d.embed([50], [0], [8])
+        d.forward(iemb=[0], oemb=[1], table=table, okv_offset=8)
+        return int(d.run(sample_batch([{"embed": 1, "slot": 0}])).token[0])
+
+    undisturbed, kept = filled(), filled()
+    undisturbed.ok_step(tables=changes((0, 0, 2, [3])), clear_pages=i32([3]))
+    expected = go_on(undisturbed, 0)
+    kept.ok_step(tables=changes((1, 1, 0, [5])), clear_pages=i32([5]))
+    kept.embed([60], [0], [0])
+    kept.forward(iemb=[0], oemb=[1], table=1)
+    kept.engine.reset([7, 9])
+    pools = kept.engine.pools
+    assert not pools.kv[:, :, 5].any()
+    assert pools.tables.count.max() == 0
+    kept.ok_step(tables=changes((4, 4, 0, [7, 9, 3])), clear_pages=i32([3]))
+    assert pools.tables.plain[4] == 8, "a decode step need not list the columns"
+    assert go_on(kept, 4) == expected
+
+
 # ---- the work of a decode step --------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -58,9 +58,9 @@ class Rig:
             self.events.append(f"begins {what.number}")
             return step(what, *how)
 
-        def forget() -> None:
+        def forget(keep: Sequence[int]) -> None:
             self.events.append("reset")
-            reset()
+            reset(keep)
 
         monkeypatch.setattr(self.engine, "step", begin)
         monkeypatch.setattr(loop, "call_soon_threadsafe", tell)

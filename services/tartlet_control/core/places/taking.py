@@ -18,10 +18,13 @@ def take(place: Place, engine: EngineState, pool: int, ids: Iterable[int]) -> No
     engine.clear[pool].update(physical)
 
 
-def take_tables(place: Place, engine: EngineState) -> dict[int, PageTable]:
-    """Give the program's tables rows; returns them by the identity of their lines."""
+def take_tables(place: Place, engine: EngineState, adopted: dict[int, int]) -> dict[int, PageTable]:
+    """Give the program's tables rows; returns the tables by the identity of their lines.
+
+    `adopted`: the pages that hold rows already, by the identity of the row. They are the place's.
+    """
     pool, tables = engine.pools[PAGES], {}
-    physical: dict[int, int] = {}  # by the identity of a row
+    physical = dict(adopted)  # by the identity of a row
     for number, line in place.book.tables.items():
         table = place.tables.get(number)
         if table is None:
@@ -37,5 +40,5 @@ def take_tables(place: Place, engine: EngineState) -> dict[int, PageTable]:
         if line.rows:
             table.number = engine.tables.take()
             tables[id(line)] = table
-    engine.clear[PAGES].update(physical.values())
+    engine.clear[PAGES].update(page for row, page in physical.items() if row not in adopted)
     return tables
