@@ -63,8 +63,12 @@ e2e: setup  ## The gate's tests on a cluster, which is brought up and down if it
 	@$(BIN)/python -m e2e.cluster test $(ARGS)
 
 .PHONY: e2e-all
-e2e-all: setup  ## All tests on a cluster, those beyond the gate too
+e2e-all: setup clients  ## All tests on a cluster, those beyond the gate too, and the clients of other projects
 	@$(BIN)/python -m e2e.cluster test --all $(ARGS)
+
+.PHONY: clients
+clients: setup  ## LangChain, LlamaIndex, LiteLLM, the Agents SDK, Codex and Claude Code against a gateway (ARGS="-k codex")
+	@$(BIN)/python -m pytest -m beyond_gate tests/clients $(ARGS)
 
 .PHONY: bench-operator
 bench-operator: setup  ## The operator with 1,000 to 10,000 Inferlets on a real API server: 6 minutes (ARGS="--objects 1000")

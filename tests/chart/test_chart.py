@@ -27,7 +27,7 @@ from tests.chart.render import (
 
 CHART_DECIDES = {  # settings that follow from what the chart makes
     "control": {
-        *("address", "shared_pools", "allowed_topics", "allowed_names", "allowed_spawn"),
+        *("address", "shared_pools"),
         *("advertise", "lease_url", "lease_password_file", "lease_ca_file"),
         *("directory_url", "directory_password_file", "directory_ca_file", "directory_release"),
     },

@@ -118,3 +118,9 @@ def test_a_count_of_nothing_is_refused_in_the_form_of_the_api(api: anthropic.Ant
         api.messages.count_tokens(model="fake", messages=[])
     told: Any = caught.value.body
     assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
+
+
+def test_a_system_message_may_stand_behind_others(http: httpx.Client) -> None:
+    said = [{"role": "user", "content": "Hi"}, {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
+    reply = http.post("/v1/messages", json={"model": "fake", "max_tokens": 2, "messages": said})
+    assert reply.status_code == 200, reply.text

@@ -10,7 +10,7 @@ import signal
 import sys
 from types import FrameType
 
-from tools.testing.parts import names_tests, parts, without_soaks
+from tools.testing.parts import names_tests, parts, usual
 from tools.testing.runs import Part, Runner
 
 AT_ONCE = 2
@@ -20,7 +20,7 @@ AT_ONCE = 2
 def main(arguments: list[str]) -> int:
     """Runs the tests and returns pytest's exit status."""
     if names_tests(arguments):
-        os.execv(sys.executable, [*Part("", ()).python, *without_soaks(arguments)])  # noqa: S606 - pytest takes this process over
+        os.execv(sys.executable, [*Part("", ()).python, *usual(arguments)])  # noqa: S606 - pytest takes this process over
     return Runner(AT_ONCE).run(parts(arguments))
 
 

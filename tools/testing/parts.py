@@ -10,8 +10,8 @@ from typing import Final
 from tools.testing.runs import ROOT, Part
 
 TESTS: Final = "tests"
-NO_SOAKS: Final = "not soak"
-"""The marks of the tests that `make test` runs. `make soak` runs the others."""
+USUAL: Final = "not soak and not beyond_gate"
+"""The marks of the tests that `make test` runs. `make soak` and `make e2e-all` run the others."""
 LONGEST_FIRST: Final = (
     "tests/operator/live",
     "tests/e2e/failures",
@@ -38,7 +38,7 @@ def parts(arguments: Sequence[str] = (), root: Path = ROOT) -> list[Part]:
             (
                 folder,
                 *(f"--ignore={other}" for other in folders if other.startswith(f"{folder}/")),
-                *without_soaks(arguments),
+                *usual(arguments),
             ),
         )
         for folder in folders
@@ -52,19 +52,19 @@ def _folders(root: Path) -> Iterator[str]:
     yield from (folder for folder in there if folder not in first)
 
 
-def without_soaks(arguments: Sequence[str]) -> list[str]:
-    """Returns pytest's arguments with an expression of marks that leaves out soaks.
+def usual(arguments: Sequence[str]) -> list[str]:
+    """Returns pytest's arguments with an expression of marks that leaves out soaks and what is beyond the gate.
 
     Example:
-        >>> without_soaks(["tests/control", "-m", "slow or gpu"])
-        ['-m', '(slow or gpu) and not soak', 'tests/control']
-        >>> without_soaks(["-k", "order"])
-        ['-m', 'not soak', '-k', 'order']
+        >>> usual(["tests/control", "-m", "slow or gpu"])
+        ['-m', '(slow or gpu) and not soak and not beyond_gate', 'tests/control']
+        >>> usual(["-k", "order"])
+        ['-m', 'not soak and not beyond_gate', '-k', 'order']
     """
     marks = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     marks.add_argument("-m")
     given, rest = marks.parse_known_args(arguments)
-    return ["-m", f"({given.m}) and {NO_SOAKS}" if given.m else NO_SOAKS, *rest]
+    return ["-m", f"({given.m}) and {USUAL}" if given.m else USUAL, *rest]
 
 
 def names_tests(arguments: Sequence[str], root: Path = ROOT) -> bool:

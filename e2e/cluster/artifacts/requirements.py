@@ -21,7 +21,6 @@ PACKAGES = {
     "mount": "mount",
     "buildah": "buildah",
     "debootstrap": "debootstrap",
-    "redis-server": "redis-server",
 }
 """The Debian package of each program."""
 

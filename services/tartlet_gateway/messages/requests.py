@@ -98,8 +98,10 @@ def _chat_of(request: MessagesRequest) -> ChatRequest:
 
 def _chat_messages(said: Said, path: str) -> list[dict[str, Any]]:
     """Return the messages of a chat that one message is: results of tools are messages of their own there."""
+    if said.role == "system":  # Claude Code tells changes of its instructions so
+        return [{"role": "system", "content": _text(said.content, f"{path}.content")}]
     if said.role not in ("user", "assistant"):
-        raise ApiError(400, f"{path}.role: user or assistant; the system prompt is the field system.", param=path)
+        raise ApiError(400, f"{path}.role: user, assistant or system.", param=f"{path}.role")
     if isinstance(said.content, str):
         return [{"role": said.role, "content": said.content}]
     results: list[dict[str, Any]] = []

@@ -76,7 +76,7 @@ def chat_of(request: ResponseRequest, earlier: Sequence[Mapping[str, Any]]) -> C
     chat = {
         "model": request.model,
         "messages": _messages(request, earlier),
-        "tools": [_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools)],
+        "tools": _tools(request.tools),
         "tool_choice": _choice(request.tool_choice) if request.tools else None,
         "parallel_tool_calls": request.parallel_tool_calls,
         "response_format": _format(request.text or {}),
@@ -151,9 +151,15 @@ def _text(content: Any, path: str) -> str:
     return "".join(texts)
 
 
-def _tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise ApiError(400, f"{path}.type: only functions can be tools here.", param=f"{path}.type")
+def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the functions among the tools. Coding agents offer others beside them, which no model here can call."""
+    functions = [tool for tool in tools if tool.get("type") == "function"]
+    if tools and not functions:
+        raise ApiError(400, "tools[0].type: only functions can be tools here.", param="tools[0].type")
+    return [_tool(tool) for tool in functions]
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
 

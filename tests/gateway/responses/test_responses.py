@@ -165,3 +165,11 @@ def test_what_is_not_offered_is_refused(
     reply = http.post("/v1/responses", json={"input": "Hi", "stream": streamed} | fields)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"], error["code"]) == (400, param, code), error
+
+
+def test_tools_that_no_model_here_can_call_are_left_out_beside_functions(http: httpx.Client) -> None:
+    tools = [{"type": "web_search"}, {"type": "function", "name": "add", "parameters": {"type": "object"}}]
+    fields = {"model": "fake", "input": "Hi", "max_output_tokens": 2}
+    assert http.post("/v1/responses", json={**fields, "tools": tools}).status_code == 200
+    named = {"tools": tools, "tool_choice": {"type": "web_search"}}
+    assert http.post("/v1/responses", json={**fields, **named}).status_code == 400

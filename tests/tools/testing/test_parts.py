@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools.testing import parts
-from tools.testing.parts import LONGEST_FIRST, names_tests, without_soaks
+from tools.testing.parts import LONGEST_FIRST, names_tests, usual
 
 
 def test_every_test_module_is_in_exactly_one_part(repo: Path) -> None:
@@ -44,16 +44,16 @@ def test_an_argument_that_is_a_file_names_tests(repo: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "used"),
     [
-        (["tests/control"], ["-m", "not soak", "tests/control"]),
+        (["tests/control"], ["-m", "not soak and not beyond_gate", "tests/control"]),
         (
             ["-x", "-m", "slow or soak", "-k", "not a", "tests"],
-            ["-m", "(slow or soak) and not soak", "-x", "-k", "not a", "tests"],
+            ["-m", "(slow or soak) and not soak and not beyond_gate", "-x", "-k", "not a", "tests"],
         ),
-        (["-mslow", "--maxfail=2"], ["-m", "(slow) and not soak", "--maxfail=2"]),
+        (["-mslow", "--maxfail=2"], ["-m", "(slow) and not soak and not beyond_gate", "--maxfail=2"]),
     ],
 )
 def test_soaks_are_left_out_whatever_is_asked_for(given: list[str], used: list[str]) -> None:
-    assert without_soaks(given) == used
+    assert usual(given) == used
 
 
 def test_soaks_stay_out_of_a_run_of_named_tests(tmp_path: Path, repo: Path) -> None:
