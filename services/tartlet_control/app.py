@@ -74,15 +74,23 @@ async def _stand_by(settings: ControlSettings, notify: Notify, lease: Lease) -> 
         await standby.close()
 
 
+def _watch(core: Core, settings: ControlSettings, *, traced: bool) -> None:
+    if traced or settings.health_address:
+        from tartlet_control.serving.observe import Observer  # here: it needs OpenTelemetry's SDK, 100 ms
+
+        Observer(core).attach(traced=traced)
+    if settings.check_books is not None:
+        from tartlet_control.recovery.checking import BookChecks  # here: only tests compare
+
+        BookChecks(core, settings.check_books).attach()
+
+
 async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, lease: Lease, epoch: int) -> None:
     tls = endpoints.Tls.of(settings)
     core = Core(settings, clock)
     core.epoch = epoch
     traced = telemetry.enabled()
-    if traced or settings.health_address:
-        from tartlet_control.serving.observe import Observer  # here: it needs OpenTelemetry's SDK, 100 ms
-
-        Observer(core).attach(traced=traced)
+    _watch(core, settings, traced=traced)
     follower = None
     if settings.directory_url:
         from tartlet_control.directory.opening import follower_of  # here: a control without Redis starts sooner

@@ -155,6 +155,10 @@ class ControlSettings(AllowedSettings, _Settings):
     store_url: str = Field("", description="Redis that keeps the programs' store; empty: it ends with control")
     store_password_file: Path | None = Field(None, description="file with the password of the store's Redis")
     store_ca_file: Path | None = Field(None, description="PEM certificate of the CA of the store's Redis")
+    check_books: Path | None = Field(
+        None,
+        description="for tests: compare programs' books with their histories at random, and write to this directory",
+    )
 
 
 class RuntimeSettings(HttpSettings, _Settings):

@@ -254,7 +254,7 @@ class _Folding:
             return
         self._find(command)
         book = queue.place.book
-        if _reads_ended(book, command):
+        if reads_ended(book, command):
             self._note(command, _SKIPPED)
             self._owe(item, SKIPPED)
             return
@@ -388,7 +388,7 @@ class _Folding:
         self.folded.owed.append(Owed(RESULT, record.ticket, queue.id, first, awaited=record.flags & 1))
 
 
-def _reads_ended(book: Book, command: Command) -> bool:
+def reads_ended(book: Book, command: Command) -> bool:
     """Return whether a command reads a slot or an embed that a skipped command or a stop token has marked."""
     if isinstance(command, EmbedTxt):
         held = [book.slots.get(slot) for slot in command.sources] if command.from_slots else []

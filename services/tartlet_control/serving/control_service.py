@@ -228,10 +228,9 @@ class ControlService(WatchService):
 
     async def _write_all(self, link: RuntimeLink, stream: LinkStream) -> None:
         """Write what waits, in as few frames as fit. While too much is unacknowledged, the rest waits."""
-        box = link.session.outbox
         while not link.closed:
             if not link.link.full:
-                if box:
+                if link.session.outbox:
                     self._send(link)
                     link.drained.set()
                     self._apply(link, stream)

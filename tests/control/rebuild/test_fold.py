@@ -3,76 +3,22 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tartlet_control.calls.tables import Share
-from tartlet_control.rebuild.fold import fold
-from tartlet_control.rebuild.logs import settle
-from tartlet_control.tables.lineage import Book, Line
-from tartlet_control.tables.programs import Place, ProgramState
+from tartlet_control.rebuild.comparing import differences
+from tartlet_control.recovery.checking import BookChecks
 from tests.control.harness import Guest, Host
-from tests.control.rebuild.test_recovery import OPTIONS, SIZE, Writer, outcomes
-
-
-def content(book: Book) -> dict[str, Any]:
-    """Return what a book says, without the identity of its parts."""
-    rows: dict[int, int] = {}
-    numbers = {id(line): number for number, line in book.tables.items()}
-
-    def of(line: Line) -> Any:
-        shared = [rows.setdefault(id(row), len(rows)) for row in line.rows]
-        tokens = line.tokens(0, line.plain, SIZE)
-        return line.queue_id, line.length, line.plain, line.limit, line.shared, line.is_plain, shared, tokens
-
-    def held(embed: Any) -> Any:
-        if embed is None or len(embed) != 3:
-            return embed
-        line, slot, writes = embed
-        number = numbers.get(id(line))
-        return number, slot, number is not None and line.kept(slot, writes)
-
-    slots = {i: s and (s[0], s[1], s[2] and (list(s[2].prompt), list(s[2].output))) for i, s in book.slots.items()}
-    return {
-        "tables": {n: of(book.tables[n]) for n in sorted(book.tables)},
-        "embeds": {i: held(embed) for i, embed in book.embeds.items()},
-        "slots": slots,
-        "pages": book.pages,
-        "failed": book.failed,
-        "matchers": book.matchers,
-    }
+from tests.control.rebuild.test_recovery import OPTIONS, Writer, outcomes
 
 
 def check_book(host: Host, guest: Guest) -> None:
     """Fold the commands that control has noted in the program's book, and compare."""
     program = host.core.lifecycle.programs.get(guest.program_id)
-    if program is None or not program.live:
-        return
-    place = program.places.get(0)
-    if place is None or place.recovery is not None or place.replay is not None:
-        return
-    settle(place)
-    if any(number < 0 for number in place.book.tables):  # a `table` whose rows are taken, and which waits for its turn
-        return
-    open_ = {c.ticket for c in place.log} | {c.ticket for q in program.queues.values() for c in q.pending}
-    noted = [(record, payload) for record, payload in guest.history() if record.ticket not in open_]
-    told = [(record, payload) for record, payload in guest.told() if record.ticket not in open_]
-    alone = ProgramState(program.id, program.handle, host.session, program.default_model)
-    fold(alone, noted, told, host.core.models.at)
-    other = alone.places.get(0) or Place(alone, place.model)
-    for queue in alone.queues.values():  # nobody awaits their last commands, so no answer says that they have ended
-        queue.poison = None
-    finish(alone, other)
-    assert content(other.book) == content(place.book)
-
-
-def finish(program: ProgramState, place: Place) -> None:
-    """Note what the fold leaves open: all of it has ended well, because failures are told."""
-    for command in place.log:
-        if type(command) is not Share or command.outcome is None:
-            command.outcome = ()
-    settle(place)
+    if program is not None and program.live:
+        assert not differences(program, guest.history(), guest.told(), host.core.models.at)
 
 
 def run(seed: int, deaths: float, *, engine_deaths: float = 0.0, checks: bool = False) -> list[dict[int, Any]]:
@@ -131,3 +77,26 @@ def test_programs_are_told_the_same_and_once_whatever_controls_die(seed: int) ->
 @pytest.mark.parametrize("seed", range(4))
 def test_programs_are_told_the_same_whatever_controls_and_engines_die(seed: int) -> None:
     assert run(seed, 0.1, engine_deaths=0.02) == run(seed, 0.0)
+
+
+def test_a_book_that_is_wrong_is_found_while_programs_run(tmp_path: Path) -> None:
+    host = Host(OPTIONS, engines=2)
+    checks = BookChecks(host.core, tmp_path, random.Random(1))
+    checks.attach()
+    writer = Writer(host.start(), random.Random(2))
+    writer.begin(0, list(range(40, 50)))
+    for _ in range(20):
+        writer.act()
+        host.run()
+    assert checks.checked
+    assert (checks.programs, checks.wrong) == (1, 0)
+    program = host.core.lifecycle.programs[writer.guest.program_id]
+    (place,) = program.places.values()
+    for line in place.book.tables.values():
+        line.length += 1
+    checks.check(program)
+    assert checks.wrong == 1
+    (wrong,) = tmp_path.glob("wrong-*")
+    assert "tables of" in wrong.read_text()
+    (counts,) = tmp_path.glob("counts-*")
+    assert counts.read_text().split() == [str(checks.programs), str(checks.checked), str(checks.wrong)]

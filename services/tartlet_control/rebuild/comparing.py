@@ -1,0 +1,101 @@
+"""Compares what a program's books say with what the fold of the program's history says.
+
+Commands that haven't ended are left out of the history, so the fold must say the same as the books.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tartlet_common.engine.step import Status
+from tartlet_control.calls.tables import Share
+from tartlet_control.rebuild.fold import fold, reads_ended
+from tartlet_control.rebuild.histories import Sent
+from tartlet_control.rebuild.logs import DONE, settle
+from tartlet_control.tables.lineage import Book, Line
+from tartlet_control.tables.models import ServedModel
+from tartlet_control.tables.programs import Command, Place, ProgramState
+
+
+def content(book: Book, page_size: int) -> dict[str, Any]:
+    """Return what a book says, without the identity of its parts."""
+    rows: dict[int, int] = {}
+    numbers = {id(line): number for number, line in book.tables.items()}
+
+    def of(line: Line) -> Any:
+        shared = [rows.setdefault(id(row), len(rows)) for row in line.rows]
+        tokens = line.tokens(0, line.plain, page_size)
+        return line.queue_id, line.length, line.plain, line.limit, line.shared, line.is_plain, shared, tokens
+
+    def held(embed: Any) -> Any:
+        if embed is None or len(embed) != 3:
+            return embed
+        line, slot, writes = embed
+        number = numbers.get(id(line))
+        return number, slot, number is not None and line.kept(slot, writes)
+
+    slots = {i: s and (s[0], s[1], s[2] and (list(s[2].prompt), list(s[2].output))) for i, s in book.slots.items()}
+    return {
+        "tables": {n: of(book.tables[n]) for n in sorted(book.tables)},
+        "embeds": {i: held(embed) for i, embed in book.embeds.items()},
+        "slots": slots,
+        "pages": dict(book.pages),
+        "failed": set(book.failed),
+        "matchers": set(book.matchers),
+    }
+
+
+def differences(
+    program: ProgramState, commands: Sequence[Sent], answers: Sequence[Sent], model_at: Callable[[int], ServedModel]
+) -> dict[str, tuple[Any, Any]] | None:
+    """Return what a program's books and the fold of its history say differently, by part: the book's, the fold's.
+
+    None: they can't be compared now, because a place's state is being made again, or a `table` waits for its turn.
+
+    Args:
+        program: a live one. What has settled is noted in its books.
+        commands: all records that control has taken of the program, in order.
+        answers: all records that control has sent to the program, in order.
+        model_at: returns the model with a number of the program's runtime.
+
+    Raises:
+        TartletError: the records don't fit together.
+    """
+    for place in program.places.values():
+        if place.recovery is not None or place.replay is not None:
+            return None
+        settle(place)
+        if any(number < 0 for number in place.book.tables):  # a `table` whose rows are taken, waiting for its turn
+            return None
+    open_ = {command.ticket for place in program.places.values() for command in place.log}
+    open_ |= {command.ticket for queue in program.queues.values() for command in queue.pending}
+    alone = ProgramState(program.id, program.handle, program.session, program.default_model)
+    noted = [sent for sent in commands if sent[0].ticket not in open_]
+    fold(alone, noted, [sent for sent in answers if sent[0].ticket not in open_], model_at)
+    for queue in alone.queues.values():  # nobody awaits their last commands, so no answer says that they have ended
+        queue.poison = None
+    found: dict[str, tuple[Any, Any]] = {}
+    for index, place in program.places.items():
+        other = alone.places.get(index) or Place(alone, place.model)
+        _finish(other)
+        size = place.model.spec.page_size
+        ours, folded = content(place.book, size), content(other.book, size)
+        found |= {
+            f"{part} of {place.model.spec.model}": (ours[part], folded[part])
+            for part in ours
+            if ours[part] != folded[part]
+        }
+    return found
+
+
+def _finish(place: Place) -> None:
+    """Note what the fold leaves open: all of it has ended, well or behind a stop token, because failures are told."""
+    log, place.log = place.log, deque[Command]()
+    for command in log:
+        if type(command) is not Share or command.outcome is None:
+            skipped = command.kind and reads_ended(place.book, command)
+            command.outcome = int(Status.SKIPPED) if skipped else DONE
+        place.log.append(command)
+        settle(place)
