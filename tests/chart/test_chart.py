@@ -27,7 +27,8 @@ from tests.chart.render import (
 
 CHART_DECIDES = {  # settings that follow from what the chart makes
     "control": {
-        *("address", "shared_pools"),
+        *("address", "shared_pools", "allowed_topics", "allowed_names", "allowed_spawn"),
+        "check_books",  # for tests alone
         *("advertise", "lease_url", "lease_password_file", "lease_ca_file"),
         *("directory_url", "directory_password_file", "directory_ca_file", "directory_release"),
     },
@@ -36,7 +37,10 @@ CHART_DECIDES = {  # settings that follow from what the chart makes
         *("journal_dir", "journal_url", "journal_password_file", "journal_authority"),
         *("http_hosts", "http_private_hosts", "http_secrets", "http_secrets_dir"),
     },
-    "gateway": {"address", "runtime", "control", "keys", "http_certificate", "http_key", "replicas"},
+    "gateway": {
+        *("address", "runtime", "control", "keys", "http_certificate", "http_key", "replicas"),
+        *("token_review", "token_review_audience", "token_review_server", "token_review_credentials"),
+    },
     "operator": {
         *(
             "namespaces",

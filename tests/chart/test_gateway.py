@@ -120,3 +120,43 @@ def test_helm_test_sends_a_chat_if_given_a_key(chat: dict[str, str], pods: int) 
         assert given["MODEL"] == "demo"
         key = next(e["valueFrom"]["secretKeyRef"] for e in chats if e["name"] == "KEY")
         assert key == {"name": "test-key", "key": "key"}
+
+
+def test_tokens_are_reviewed_by_an_account_that_may_do_nothing_else() -> None:
+    objects = render({"gateway": {"enabled": True, "tokenReview": {"enabled": True, "audience": "team"}}})
+    pod = named(objects, "Deployment", "tartlet-gateway")["spec"]["template"]["spec"]
+    account = named(objects, "ServiceAccount", pod["serviceAccountName"])["metadata"]
+    (binding,) = [
+        o for o in of_kind(objects, "ClusterRoleBinding") if account["name"] in [s["name"] for s in o["subjects"]]
+    ]
+    assert binding["roleRef"]["name"] == "system:auth-delegator"
+    assert [(s["name"], s["namespace"]) for s in binding["subjects"]] == [(account["name"], account["namespace"])]
+    (mount,) = [m for m in container(objects)["volumeMounts"] if m["name"] == "account"]
+    assert (env(objects)["TOKEN_REVIEW_CREDENTIALS"], mount["readOnly"]) == (mount["mountPath"], True)
+    assert (env(objects)["TOKEN_REVIEW"], env(objects)["TOKEN_REVIEW_AUDIENCE"]) == ("true", "team")
+    assert "KEYS" not in env(objects)
+    (volume,) = [v for v in pod["volumes"] if v["name"] == "account"]
+    paths = {
+        "token" if "serviceAccountToken" in s else s["configMap"]["items"][0]["path"]
+        for s in volume["projected"]["sources"]
+    }
+    assert paths == {"token", "ca.crt"}
+    (policy,) = [o for o in of_kind(objects, "NetworkPolicy") if o["metadata"]["name"] == "tartlet-api-server"]
+    assert policy["spec"]["podSelector"]["matchExpressions"][0]["values"] == ["operator", "gateway"]
+
+
+def test_without_reviews_no_gateway_has_rights_or_dials_the_api_server() -> None:
+    objects = rendered()
+    assert (
+        named(objects, "Deployment", "tartlet-gateway")["spec"]["template"]["spec"]["serviceAccountName"] == "tartlet"
+    )
+    assert not [o for o in of_kind(objects, "ClusterRoleBinding") if o["roleRef"]["name"] == "system:auth-delegator"]
+    (policy,) = [o for o in of_kind(objects, "NetworkPolicy") if o["metadata"]["name"] == "tartlet-api-server"]
+    assert policy["spec"]["podSelector"]["matchExpressions"][0]["values"] == ["operator"]
+
+
+def test_tokens_of_an_issuer_stand_in_for_keys() -> None:
+    settings = {"oidc_issuer": "https://issuer.example", "oidc_audience": "tartlet"}
+    objects = render({"gateway": {"enabled": True, "settings": settings}})
+    assert env(objects)["OIDC_ISSUER"] == "https://issuer.example"
+    assert "KEYS" not in env(objects)
