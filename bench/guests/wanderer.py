@@ -1,6 +1,7 @@
 """Thinks, forks, waits for messages and calls a tool, round after round; what it returns depends on all of that.
 
-A line `call N TEXT` is a call of the tool, which answers with a message. A line `wait N` asks for any message.
+A line `call N TEXT` is a call of the tool, which answers with a message. A line `wait N` asks for any message. The
+first argument varies the program, the second is the number of rounds (default 3).
 """
 
 from __future__ import annotations
@@ -11,16 +12,14 @@ import sys
 
 from inferlet import Context, TopK, receive, send
 
-ROUNDS = 3
-
 
 async def main() -> str:
     """Return a digest of all that the program thought and was told."""
-    variant = int(sys.argv[1])
+    variant, rounds = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 3
     said: list[str] = []
     async with Context(seed=variant) as ctx:
         ctx.fill(f"Program {variant} has a prompt that takes some pages of the engine's memory. " * 2)
-        for n in range(ROUNDS):
+        for n in range(rounds):
             thought = await ctx.generate_until(max_tokens=12, sampler=TopK(20), eos=False)
             branches = ctx.fork(2)
             for k, branch in enumerate(branches):

@@ -58,6 +58,9 @@ class Cluster(Protocol):
     def image(self) -> Image:
         """Makes Tartlet's image available to pods and returns it."""
 
+    def redis(self) -> str:
+        """Makes an image of Redis available to pods and returns its name; "" means the chart's own."""
+
 
 class Own(OwnCluster):
     """A cluster that this machine runs, with an image that this machine builds."""
@@ -91,6 +94,12 @@ class Own(OwnCluster):
         image = self.image_file()
         self.load(image)
         return image
+
+    def redis(self) -> str:
+        """Packs this machine's Redis, loads it, and returns the image's name."""
+        image = images.redis(self.layout)
+        self.load(image)
+        return image.name
 
 
 class Given:
@@ -150,6 +159,10 @@ class Given:
             raise Unfit(_NO_IMAGE)
         return Image(name, Path())
 
+    def redis(self) -> str:
+        """Returns "": the nodes pull the chart's own image."""
+        return ""
+
 
 class Kind:
     """A cluster that kind runs in Docker."""
@@ -206,6 +219,10 @@ class Kind:
         self.build()
         subprocess.run(["kind", "load", "docker-image", _KIND_IMAGE, "--name", KIND_NAME], check=True)
         return Image(_KIND_IMAGE, Path())
+
+    def redis(self) -> str:
+        """Returns "": the nodes pull the chart's own image."""
+        return ""
 
 
 def docker_works() -> bool:

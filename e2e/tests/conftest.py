@@ -74,6 +74,7 @@ TURNS = (
     "e2e/tests/security/test_sandbox.py",
     "e2e/tests/security/test_namespaces.py",
     "e2e/tests/security/test_issuer.py",
+    "e2e/tests/releases/test_nothing_lost.py",
     "e2e/tests/releases/test_releases.py",
     "e2e/tests/security/test_traffic.py",
 )

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tartlet_worker.attention import flashinfer_build
 from tartlet_worker.attention.flashinfer_modules import SEEN_NAME, SEEN_SOURCE, VERSION
 
 __version__ = VERSION
@@ -34,6 +35,10 @@ def check(tensor: Tensor, name: str, dtype: torch.dtype, device: torch.device | 
     assert tensor.dtype == dtype, (name, tensor.dtype)
     assert tensor.device == torch.device(device), (name, tensor.device)
     assert tensor.is_contiguous(), name
+
+
+def launched(module: str, mask: int) -> None:
+    assert mask in flashinfer_build.masks(module), "a module that was built ahead of time has no such kernel"
 
 
 class _Paged:
@@ -241,6 +246,8 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
         kv_cache_sf: Any = None,
     ) -> Tensor:
         assert not args
+        if self._tensor_cores:  # its module is prefill's
+            launched(f"prefill_use_swa_{self._left >= 0}", flashinfer_build.PLAIN)
         return self._attend(q, paged_kv_cache, out)
 
 
@@ -386,4 +393,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
             assert isinstance(args[2], float)
             assert isinstance(args[3], int)
         self._given = args
+        custom = self._variant or self._mask is not None
+        name = "tartlet_seen" if self._variant else f"prefill_use_swa_{self._left >= 0}"
+        launched(name, flashinfer_build.CUSTOM if custom else int(self._causal))
         return self._attend(q, paged_kv_cache, out)

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.cluster.artifacts.requirements import Unfit
 from e2e.cluster.layout import DEBIAN, ROOT, Layout, files_digest
 
 INPUTS = ("constraints", "crds", "gpu_worker", "inferlets", "operator", "protos", "services")
@@ -21,6 +23,7 @@ INPUTS = ("constraints", "crds", "gpu_worker", "inferlets", "operator", "protos"
 
 NAME = "localhost/tartlet"
 _BASE = "localhost/tartlet-e2e-debian"
+_REDIS = "localhost/tartlet-e2e-redis"
 _KEPT = 3
 _DEBIAN_PACKAGES = "python3,python3-venv,ca-certificates"
 
@@ -72,6 +75,24 @@ def pack(archive: Path, name: str, files: Mapping[str, Path], command: list[str]
             tar.addfile(member, io.BytesIO(body))
     part.replace(archive)
     return Image(name, archive)
+
+
+def redis(layout: Layout) -> Image:
+    """Packs this machine's redis-server and the libraries that it loads.
+
+    Raises:
+        Unfit: The machine has no redis-server.
+    """
+    server = shutil.which("redis-server")
+    if server is None:
+        raise Unfit("redis-server is not installed: apt-get install redis-server")
+    loaded = re.findall(r"(?:=> )?(/\S+) \(0x", _run("ldd", server).stdout)
+    files = {"redis-server": Path(server), **{path.lstrip("/"): Path(path) for path in loaded}}
+    key = files_digest((f.resolve() for f in files.values()), Path("/"))
+    archive = layout.cache / "images" / f"redis-{key}.tar"
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    name = f"{_REDIS}:{key}"
+    return Image(name, archive) if archive.exists() else pack(archive, name, files, ["/redis-server"])
 
 
 def wanted(layout: Layout) -> Image:

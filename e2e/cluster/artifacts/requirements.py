@@ -21,6 +21,7 @@ PACKAGES = {
     "mount": "mount",
     "buildah": "buildah",
     "debootstrap": "debootstrap",
+    "redis-server": "redis-server",
 }
 """The Debian package of each program."""
 

@@ -1,12 +1,14 @@
 """Values in a Redis: a hash for each tenant, and a hash with the answers to programs' last writes.
 
-Writes go through a script, which refuses a control with a lower epoch than the last one that wrote.
+Writes go through a script, which refuses a control with a lower epoch than the last one that wrote. A value of another
+type at such a key would let no write through, so the script renames that value to the key with `:foreign` behind it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
@@ -21,6 +23,8 @@ from tartlet_control.lease.redis_client import SCHEMES, check_no_password, make_
 from tartlet_control.values.kept_store import KeptStore
 from tartlet_control.values.values import Change, Found, ValuesAway
 
+log = logging.getLogger("tartlet.control")
+
 ANSWER_S: Final = 1.0
 """A Redis that takes longer to answer counts as away, in seconds."""
 _ERRORS: Final = (RedisError, OSError, TimeoutError)
@@ -31,11 +35,17 @@ _TOLD: Final = msgspec.json.Decoder(
 """Tickets, and whether the key was there."""
 _WRITE: Final = """
 -- KEYS: of the epoch, then a hash for each field. ARGV: control's epoch, then field, 1 to set or 0 to delete, value.
-local held = redis.call('GET', KEYS[1])
-if held and tonumber(held) > tonumber(ARGV[1]) then return 0 end
+local function clear(key, wanted)
+  local kind = redis.call('TYPE', key).ok
+  if kind ~= wanted and kind ~= 'none' then redis.call('RENAME', key, key .. ':foreign') end
+end
+clear(KEYS[1], 'string')
+local held = tonumber(redis.call('GET', KEYS[1]) or '')
+if held and held > tonumber(ARGV[1]) then return 0 end
 redis.call('SET', KEYS[1], ARGV[1])
 for i = 2, #KEYS do
   local at = 3 * i - 4
+  clear(KEYS[i], 'hash')
   if ARGV[at + 1] == '1' then
     redis.call('HSET', KEYS[i], ARGV[at], ARGV[at + 2])
   else
@@ -81,10 +91,14 @@ class RedisValues:
         try:
             begins = f"{self._prefix}of/"
             async for key in self._client.scan_iter(f"{begins}*", count=1000):
+                if await self._client.type(key) != b"hash":
+                    log.error("the store's Redis has a foreign value at %r, which is left out", key[:200])
+                    continue
                 async for field, value in self._client.hscan_iter(key, count=_PAGE):
                     yield Found(key.decode(errors="replace")[len(begins) :], field.decode(errors="replace"), value)
-            async for field, value in self._client.hscan_iter(f"{self._prefix}told", count=_PAGE):
-                yield Found("", field.decode(errors="replace"), told=_told_of(value))
+            if await self._client.type(f"{self._prefix}told") == b"hash":
+                async for field, value in self._client.hscan_iter(f"{self._prefix}told", count=_PAGE):
+                    yield Found("", field.decode(errors="replace"), told=_told_of(value))
         except _ERRORS as e:
             raise ValuesAway(f"{type(e).__name__}: {e}") from e
 

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from tartlet_common.rpc import endpoints
-from tartlet_control.serving import control_service as server_control
+from tartlet_control.serving.watching import service as watching
 from tartlet_protos import control_pb2, control_pb2_grpc, engine_pb2, engine_pb2_grpc
 from tests.control.served import Runtime, control, worker
 from tests.control.serving.test_servers import decode_submission
@@ -52,7 +52,7 @@ def test_who_watches_engines_hears_at_once_what_becomes_of_them_and_that_control
 
 
 def test_how_many_programs_run_is_told_when_it_has_changed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_control, "_PROGRAMS_S", 0.05)
+    monkeypatch.setattr(watching, "_PROGRAMS_S", 0.05)
 
     async def body() -> None:
         async with control(run_dir) as address, worker(address):

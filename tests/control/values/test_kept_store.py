@@ -194,3 +194,21 @@ async def test_values_that_expire_outlive_control_and_those_that_gave_way_do_not
         await ask(store, Op.STORE_GET, HIDDEN + "x", now_s=100.0)
     async with control(redis.url, "expiring", 3) as store:
         assert (await ask(store, Op.STORE_EXISTS, HIDDEN + "late"))[0] == 0
+
+
+async def test_foreign_values_at_its_keys_stop_neither_reads_nor_writes(redis: RedisServer) -> None:
+    async with Redis.from_url(redis.url) as client:
+        async with control(redis.url, "foreign") as store:
+            assert await ask(store, Op.STORE_SET, "k", b"v", tenant="u") == (0, b"", None)
+        prefix = "tartlet:store:{foreign}:"
+        await client.delete(f"{prefix}told")
+        for key in ("of/t", "told"):
+            await client.set(f"{prefix}{key}", "a string")
+        await client.delete(f"{prefix}epoch")
+        await client.hset(f"{prefix}epoch", "a", "hash")
+        async with control(redis.url, "foreign", 2) as store:
+            assert await ask(store, Op.STORE_GET, "k", tenant="u") == (1, b"v", None)
+            assert await ask(store, Op.STORE_SET, "k", b"w", program_id="p", ticket=1) == (0, b"", None)
+        async with control(redis.url, "foreign", 3) as store:
+            assert await ask(store, Op.STORE_GET, "k") == (1, b"w", None)
+        assert await client.get(f"{prefix}of/t:foreign") == b"a string"
