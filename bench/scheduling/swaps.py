@@ -44,6 +44,12 @@ def both_ways(engine: Engine, pages: np.ndarray, hosts: np.ndarray) -> None:
     engine.step(Step(2, (), clear_pages=pages, swaps=Swaps(_NONE, _NONE, hosts, pages)))
 
 
+def one_by_one(engine: Engine, pages: np.ndarray, hosts: np.ndarray) -> None:
+    """Copy pages to host memory and back, each in steps of its own."""
+    for page, host in zip(pages[:, None], hosts[:, None], strict=True):
+        both_ways(engine, page, host)
+
+
 def by_length(engine: Engine, turns: int) -> report.Report:
     """Compare copying with computing, a row for each length; of each the quickest of so many turns counts."""
     title = f"Pages of {PAGE_SIZE} tokens to host memory and back, or computed again"
@@ -71,7 +77,7 @@ def by_transfers(engine: Engine, turns: int) -> report.Report:
     plain = torch.ones(moved // 2, dtype=torch.uint8)
     works: dict[str, Callable[[], object]] = {
         "one transfer": lambda: both_ways(engine, pages, hosts),
-        "page by page": lambda: [both_ways(engine, pages[n : n + 1], hosts[n : n + 1]) for n in range(MOVED)],
+        "page by page": lambda: one_by_one(engine, pages, hosts),
         "a plain copy": lambda: (plain.clone(), plain.clone()),
     }
     took = {name: min([cpu_s(work) for _ in range(turns)]) for name, work in works.items()}

@@ -108,9 +108,9 @@ def hear(lines: list[str], seen: Seen, room: asyncio.Semaphore) -> None:
 async def watch(stack: LocalStack, directory: Path, seen: Seen) -> None:
     """Measure until cancelled."""
     while True:
-        mib = [psutil.Process(stack.pid(role)).memory_info().rss / MIB for role in ("runtime", "control")]
+        runtime, control = (psutil.Process(stack.pid(r)).memory_info().rss / MIB for r in ("runtime", "control"))
         journals = [path.stat().st_size for path in (directory / "journals").glob("*")]
-        seen.taken.append((seen.answered, *mib, max(journals, default=0)))
+        seen.taken.append((seen.answered, runtime, control, max(journals, default=0)))
         await asyncio.sleep(WATCH_S)
 
 

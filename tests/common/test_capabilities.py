@@ -18,7 +18,7 @@ SAID = st.none() | st.lists(PATTERNS, max_size=3)
 
 @given(st.lists(st.tuples(SAID, SAID, SAID), max_size=3), st.sampled_from([*SHARED]), NAMES)
 def test_everyone_with_a_say_must_allow(said: list[tuple[list[str] | None, ...]], what: str, name: str) -> None:
-    grants = [Grant.of("place", (), **dict(zip(SHARED, patterns, strict=True))) for patterns in said]
+    grants = [Grant.of("place", (), (), **dict(zip(SHARED, patterns, strict=True))) for patterns in said]
     assert [Grant.from_json(json.loads(json.dumps(grant.to_json()))) for grant in grants] == grants
     wanted = all(
         given is None or any(name == p or (p[-1] == "*" and name.startswith(p[:-1])) for p in given)

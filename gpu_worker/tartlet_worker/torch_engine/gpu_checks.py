@@ -33,7 +33,7 @@ from tartlet_worker.torch_engine.finding import Finding
 
 CLOSE = 2e-2
 """How far bf16 results of two implementations may differ, for values around 1."""
-PARAMETERS = {
+PARAMETERS: dict[str, dict[str, tuple[str, ...]]] = {
     "BatchDecodeWithPagedKVCacheWrapper": {
         "__init__": ("float_workspace_buffer", "kv_layout", "use_tensor_cores", "backend"),
         "_plan_impl": (

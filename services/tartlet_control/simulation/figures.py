@@ -153,7 +153,7 @@ def _run(at: Setting, traces: list[Trace], engines: int, placement: Placement) -
 
 
 def _token_s(traces: list[Trace], outcome: Outcome) -> np.ndarray:
-    return np.array(outcome.response_s) / np.array([trace.decoded for trace in traces])
+    return np.divide(outcome.response_s, [trace.decoded for trace in traces])
 
 
 def _alone_s(costs: Costs, trace: Trace) -> float:

@@ -105,7 +105,7 @@ def test_no_order_leaves_one_of_several_slots_empty_while_a_thread_waits(
     ]
     costs = Costs(fixed_s=1.0, decode_s=0.0, prefill_s=0.0, slots=slots, every=every)
     order = Order(name, (1.0, 2.0), starved_at=2.0, preempt=preempt)
-    fleet = Watched(traces, order, costs, 1, Placement())
+    fleet = Watched(traces, order, costs, 1, Placement(), histories=False)
     fleet.run()
     assert fleet.slot_steps == sum(trace.decoded for trace in traces), "each token took one slot of one step"
 

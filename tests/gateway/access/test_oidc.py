@@ -104,10 +104,10 @@ async def test_no_signature_is_forged_by_another_algorithm() -> None:
             text = f"{encoded(head)}.{encoded(issuer.claims())}"
             tag = b"" if secret is None else hmac.new(secret, text.encode(), hashlib.sha256).digest()
             assert (await refused(identities, f"{text}.{encoded(tag)}")).status == 401, head
-        head, _, tag = issuer.sign().split(".")
-        assert (await refused(identities, f"{head}.{encoded(issuer.claims(tenant='b'))}.{tag}")).status == 401
+        first, _, signature = issuer.sign().split(".")
+        assert (await refused(identities, f"{first}.{encoded(issuer.claims(tenant='b'))}.{signature}")).status == 401
         embedded = {"alg": "RS256", "kid": "mine", "jwk": {"kty": "RSA"}, "jku": "https://evil.example/keys"}
-        assert (await refused(identities, f"{encoded(embedded)}.{encoded(issuer.claims())}.{tag}")).status == 401
+        assert (await refused(identities, f"{encoded(embedded)}.{encoded(issuer.claims())}.{signature}")).status == 401
 
 
 @pytest.mark.parametrize("token", ["", "x", "a.b.c", "..", "é.é.é", "tlk_wrong", "a" * 20_000, "\x00.\x00.\x00"])

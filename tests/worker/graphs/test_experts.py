@@ -63,6 +63,11 @@ def test_experts_are_grouped_where_torch_asks_the_host_nothing(
     device: str, dtype: torch.dtype, capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda name: asked.append(name) or capability)
+
+    def answer(name: Any) -> tuple[int, int]:
+        asked.append(name)
+        return capability
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", answer)
     assert groups(device, dtype) == expected
     assert asked in ([], [device])
