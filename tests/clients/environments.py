@@ -23,7 +23,15 @@ def python_of(name: str) -> Path:
 
     def make(folder: Path) -> None:
         _run(sys.executable, "-m", "venv", folder)
-        install = (folder / "bin/pip", "install", "--quiet", "--require-hashes", "--only-binary=:all:", "-r", lock)
+        install: tuple[object, ...] = (
+            folder / "bin/pip",
+            "install",
+            "--quiet",
+            "--require-hashes",
+            "--only-binary=:all:",
+            "-r",
+            lock,
+        )
         if uv := shutil.which("uv", path=f"{sys.prefix}/bin:{os.environ['PATH']}"):
             install = (uv, "pip", "install", "--quiet", "--python", folder, "--require-hashes", "-r", lock)
         _run(*install)

@@ -51,6 +51,9 @@ class Recorded:
     def within(self) -> list[str]:
         return []
 
+    def redis(self) -> str:
+        return ""
+
     def image(self) -> Image:
         return Image("image", Path())
 

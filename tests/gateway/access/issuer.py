@@ -53,7 +53,8 @@ class Issuer:
 
     def _published(self, name: str, kind: str, made: Any) -> dict[str, Any]:
         algorithm: Any = jwt.get_algorithm_by_name(kind)
-        return json.loads(algorithm.to_jwk(made.public_key())) | {"kid": name, "use": "sig"}
+        jwk: dict[str, Any] = json.loads(algorithm.to_jwk(made.public_key()))
+        return jwk | {"kid": name, "use": "sig"}
 
 
 def _rsa() -> rsa.RSAPrivateKey:

@@ -189,7 +189,7 @@ async def test_the_gate_lets_tokens_in_and_names_their_subject(caplog: pytest.Lo
 
     async with checked() as (issuer, identities, _):
         gate = Gate(app, identities, Rate(), 1)
-        transport = httpx.ASGITransport(gate)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(gate)
         token, expired = issuer.sign(sub="ada@example.org"), issuer.sign(exp=1)
         with caplog.at_level(logging.INFO):
             async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
@@ -214,7 +214,7 @@ async def test_the_gate_lets_tokens_in_and_names_their_subject(caplog: pytest.Lo
 )
 def test_settings_that_would_let_strangers_in_are_refused(fields: dict[str, str]) -> None:
     with pytest.raises(InvalidConfig):
-        identities_of(GatewaySettings(**fields))  # type: ignore[arg-type]
+        identities_of(GatewaySettings(**fields))
 
 
 def test_other_machines_are_served_where_tokens_are_asked_for() -> None:
