@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -26,6 +27,8 @@ OPEN_BELOW: Final = "/page/"
 """Paths below it need none either: they are the web page's files, which hold no data."""
 NO_LONGER_ALLOWED: Final = 1008
 """The close code of a WebSocket whose key is no longer valid."""
+MOST_OPEN: Final = 1000
+"""Requests, streams and WebSockets that one tenant may have open at a gateway."""
 audit = logging.getLogger("tartlet.audit")
 
 
@@ -54,6 +57,7 @@ class Gate:
         self._replicas = replicas
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
+        self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -107,6 +111,12 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), *tenant.headers(self._clock())]
             await send(message)
 
+        if self._open[identity.tenant] >= MOST_OPEN:
+            error = ApiError(429, f"{MOST_OPEN} requests are open: end some of them first.", code="too_many_open")
+            await answer(Exchange(scope, receive, told), error)
+            _note(scope, caller, status, 0.0)
+            return
+        self._open[identity.tenant] += 1
         try:
             if scope["method"] == "POST":
                 admission.admit()
@@ -114,6 +124,9 @@ class Gate:
         except _TooManyError as e:
             await _refuse(Exchange(scope, receive, told), e, e.waits)
         finally:
+            self._open[identity.tenant] -= 1
+            if not self._open[identity.tenant]:
+                del self._open[identity.tenant]
             if caller.tokens and caller.program_id and not tenant.is_first(caller.program_id):
                 caller.tokens = 0
             admission.end(caller.tokens)

@@ -25,10 +25,13 @@ from tartlet_common.egress.hosts import Origin
 from tartlet_common.errors.registry import NotAllowed, RequestFailed, TartletError
 from tartlet_runtime.web.asked import Asked
 from tartlet_runtime.web.secrets import Secrets
+from tartlet_runtime.web.turns import Turns
 
 READ_AHEAD_BYTES: Final = 64 << 10
 """What is read of a body before the program asks; the client holds up to twice as much."""
 CONNECTIONS: Final = 512
+OF_A_TENANT: Final = 128
+"""Connections of one tenant; its further requests wait."""
 _CONNECT_S: Final = 30.0
 _OWN: Final = {"User-Agent": f"tartlet/{version('tartlet')}", "Accept": "*/*", "Accept-Encoding": "identity"}
 _PRIVATE: Final = "Use a public address, or name the host in http_private_hosts, a setting of the runtime."
@@ -73,6 +76,7 @@ class Sender:
         self._resolver = resolver
         self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by whether addresses are checked
         self._tls: ssl.SSLContext | None = None
+        self._turns = Turns(OF_A_TENANT)
 
     @contextlib.asynccontextmanager
     async def send(self, asked: Asked, may: May) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -87,15 +91,18 @@ class Sender:
         check_http((*may.grants, may.ceiling), origin)
         own = self._secrets.headers(asked, may.tenant, may.grants)
         with translated(asked):
-            async with self._session(origin).request(
-                asked.method,
-                URL(str(asked.url), encoded=True),
-                headers=[*_with_own(asked.headers), *own],
-                data=BytesIO(asked.body) if asked.body else None,
-                allow_redirects=False,
-                proxy=self._proxy or None,
-                ssl=self._context() if origin.scheme == "https" else True,
-            ) as reply:
+            async with (
+                self._turns.turn(may.tenant),
+                self._session(origin).request(
+                    asked.method,
+                    URL(str(asked.url), encoded=True),
+                    headers=[*_with_own(asked.headers), *own],
+                    data=BytesIO(asked.body) if asked.body else None,
+                    allow_redirects=False,
+                    proxy=self._proxy or None,
+                    ssl=self._context() if origin.scheme == "https" else True,
+                ) as reply,
+            ):
                 yield reply
 
     async def close(self) -> None:

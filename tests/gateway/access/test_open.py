@@ -1,0 +1,55 @@
+"""One tenant may have so many requests open at a gateway, and no other tenant notices."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from tartlet_common.api_keys import TenantLimits
+from tartlet_gateway.access import gate
+from tartlet_gateway.access.identity import Identity
+from tartlet_gateway.access.rates import Rate
+
+
+class Named:
+    """Lets everybody in as the tenant that the key names."""
+
+    async def identify(self, text: str) -> Identity:
+        return Identity(text)
+
+    async def still_valid(self, text: str) -> bool:
+        return bool(text)
+
+    def limits(self, tenant: str) -> TenantLimits:
+        del tenant
+        return TenantLimits()
+
+
+async def test_streams_beyond_the_bound_are_refused_until_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MOST_OPEN", 2)
+    go_on = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        del receive
+        if scope["path"] == "/waits":
+            await go_on.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    guarded: Any = gate.Gate(app, Named(), Rate(), 1)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://gateway") as client:
+
+        async def get(path: str, tenant: str) -> httpx.Response:
+            return await client.get(path, headers={"authorization": f"Bearer {tenant}"})
+
+        waiting = [asyncio.create_task(get("/waits", "a")) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        refused = await get("/other", "a")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_open")
+        assert (await get("/other", "b")).status_code == 200
+        go_on.set()
+        assert [reply.status_code for reply in await asyncio.gather(*waiting)] == [200, 200]
+        assert (await get("/other", "a")).status_code == 200
