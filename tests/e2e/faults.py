@@ -199,16 +199,20 @@ async def thought(
     client: tartlet.AsyncClient,
     *args: str,
     kills: int = 0,
+    first: int = 0,
     role: str = "worker",
     how: signal.Signals = signal.SIGKILL,
 ) -> list[str] | TartletError:
-    """Returns what a program with three branches generates while roles are killed, or the error in which it ends."""
+    """Returns what a program with three branches generates while roles are killed, or the error in which it ends.
+
+    A role is killed in each of so many turns from the first one named.
+    """
     run = await client.run(program("thinker"), [*args])
     events = aiter(run)
     said = [await message(events)]
     for turn in range(4):
         await client.send(run.program_id, "on")
-        if turn < kills:
+        if first <= turn < first + kills:
             await asyncio.sleep(0.02 * turn)
             serves = f"{role} serves"
             count = server.text().count(serves)

@@ -318,7 +318,7 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
 
 @injects("masked-context-lost")
 async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
-    found = await thought(server, client, "masked", kills=1)
+    found = await thought(server, client, "masked", kills=1, first=1)  # by then the mask holds
     assert isinstance(found, TartletError)
     return found
 

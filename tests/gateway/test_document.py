@@ -1,0 +1,83 @@
+"""Schemathesis: whatever fits the OpenAPI document, or nearly does, no operation answers with a fault of its own."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from tests.gateway.conftest import Gateway
+
+schemathesis: Any = pytest.importorskip("schemathesis")
+SENT = 6
+"""Requests of each operation that fit the document, and as many that don't."""
+STREAMS = ("/events", "/trace", "/result")  # of a program that runs they end with the program
+
+
+@pytest.fixture(scope="module")
+def document(gateway: Gateway) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")
+
+
+def answerable(case: Any) -> None:
+    """Let bodies name a model that is there, and ask for few tokens, so that requests reach an engine."""
+    if isinstance(case.body, dict):
+        for name, value in (
+            ("model", "fake"),
+            ("max_tokens", 2),
+            ("max_completion_tokens", 2),
+            ("max_output_tokens", 2),
+        ):
+            if name in case.body and (name == "model" or isinstance(case.body[name], int)):
+                case.body[name] = value
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fitting", [True, False])
+def test_no_operation_answers_with_a_fault_of_its_own(gateway: Gateway, document: Any, *, fitting: bool) -> None:
+    mode = schemathesis.GenerationMode.POSITIVE if fitting else schemathesis.GenerationMode.NEGATIVE
+    operations = [found.ok() for found in document.get_all_operations()]
+    assert len(operations) > 25
+    reached = 0
+    with gateway.client() as http:
+        for operation in operations:
+            case_of = operation.as_strategy(generation_mode=mode)
+
+            @seed(0)
+            @settings(max_examples=SENT, deadline=None, database=None, phases=[Phase.generate],
+                      suppress_health_check=list(HealthCheck))  # fmt: skip
+            @given(st.data())
+            def send(data: st.DataObject) -> None:
+                nonlocal reached
+                case = data.draw(case_of)  # noqa: B023 - it runs within this round
+                answerable(case)
+                kwargs = case.as_transport_kwargs(base_url=gateway.url)
+                kwargs.pop("cookies", None)
+                try:
+                    with http.stream(**_for_httpx(kwargs)) as reply:
+                        assert reply.status_code < 500 or reply.status_code == 503, (kwargs, reply.read())
+                        reached += reply.status_code < 400
+                except (httpx.InvalidURL, httpx.LocalProtocolError, UnicodeEncodeError):
+                    pass  # what the client can't send
+
+            try:
+                send()
+            except Exception as e:
+                if "Unsatisfiable" in type(e).__name__ or "SkipTest" in type(e).__name__:
+                    continue  # nothing can be wrong with an operation without parameters
+                raise
+        assert reached > (SENT if fitting else 0)
+        assert http.get("/health").status_code == 200
+
+
+def _for_httpx(kwargs: dict[str, Any]) -> dict[str, Any]:
+    told = {name: kwargs[name] for name in ("method", "url", "headers", "params", "json", "files") if name in kwargs}
+    if kwargs.get("data") is not None:
+        told["content" if isinstance(kwargs["data"], bytes | str) else "data"] = kwargs["data"]
+    return told
