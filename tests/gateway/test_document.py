@@ -77,7 +77,9 @@ def test_no_operation_answers_with_a_fault_of_its_own(gateway: Gateway, document
 
 
 def _for_httpx(kwargs: dict[str, Any]) -> dict[str, Any]:
-    told = {name: kwargs[name] for name in ("method", "url", "headers", "params", "json", "files") if name in kwargs}
+    told: dict[str, Any] = {
+        name: kwargs[name] for name in ("method", "url", "headers", "params", "json", "files") if name in kwargs
+    }
     if kwargs.get("data") is not None:
         told["content" if isinstance(kwargs["data"], bytes | str) else "data"] = kwargs["data"]
     return told
