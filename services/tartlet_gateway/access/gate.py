@@ -25,6 +25,8 @@ OPEN: Final = frozenset({"/health", "/"})
 """Paths that need no key."""
 OPEN_BELOW: Final = "/page/"
 """Paths below it need none either: they are the web page's files, which hold no data."""
+COUNTED_BELOW: Final = "/v1/responses/"
+"""Requests below it count for the rate of requests, whatever their method: long responses are read there."""
 NO_LONGER_ALLOWED: Final = 1008
 """The close code of a WebSocket whose key is no longer valid."""
 MOST_OPEN: Final = 1000
@@ -120,6 +122,8 @@ class Gate:
         try:
             if scope["method"] == "POST":
                 admission.admit()
+            elif scope["path"].startswith(COUNTED_BELOW) and (refused := tenant.ask(began_s)) is not None:
+                raise _TooManyError(refused)
             await self._app(scope, receive, told)
         except _TooManyError as e:
             await _refuse(Exchange(scope, receive, told), e, e.waits)

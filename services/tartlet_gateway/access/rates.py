@@ -88,11 +88,17 @@ class Tenant:
             return Refusal("concurrency", self.rate.concurrency, 1.0)
         if self.tokens is not None and (wait_s := self.tokens.wait_s(1, now_s)):
             return Refusal("tokens", self.rate.tokens_per_minute, wait_s)
+        if (refusal := self.ask(now_s)) is not None:
+            return refusal
+        self.running += 1
+        return None
+
+    def ask(self, now_s: float) -> Refusal | None:
+        """Count one more request that runs nothing, or say why it isn't answered."""
         if self.requests is not None:
             if wait_s := self.requests.wait_s(1, now_s):
                 return Refusal("requests", self.rate.requests_per_minute, wait_s)
             self.requests.take(1, now_s)
-        self.running += 1
         return None
 
     def end(self, tokens: int, now_s: float) -> None:

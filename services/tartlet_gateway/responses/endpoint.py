@@ -30,6 +30,8 @@ from tartlet_gateway.runs.sessions import ALONE, Session, own_session
 
 SETTLE_S: Final = 1.0
 """How long a request waits for the end of a response whose run may have ended."""
+AT_ONCE: Final = 1000
+"""Events of a response that are told before other requests get their turn."""
 
 
 Keep: TypeAlias = Callable[[], Awaitable[None]]
@@ -115,7 +117,7 @@ class Responses(Answers[ResponseRequest]):
         if last.state == "running":
             recording = await self._recordings.of(last, shelf)
             await recording.wait_end(SETTLE_S)
-            if not recording.ended:
+            if recording.record.state == "running" or not recording.ended:
                 told = "previous_response_id: this response still runs: wait for its end, or cancel it."
                 raise ApiError(400, told, param="previous_response_id", code="previous_response_not_complete")
             last = recording.record
@@ -132,7 +134,7 @@ async def stream(exchange: Exchange, tape: Tape, *, after: int = -1, keep: Keep 
         keep: stores the response before its first event is told; None: it is stored.
 
     Raises:
-        ApiError: the run failed before it said anything, and nothing was written.
+        ApiError: the run failed before it said anything, or can't be followed, and nothing was written.
     """
     reply: Reply | None = None
     at = 0
@@ -141,16 +143,18 @@ async def stream(exchange: Exchange, tape: Tape, *, after: int = -1, keep: Keep 
         ended, length = tape.ended, tape.length
         told: list[dict[str, Any]] = []
         if reply is None:
-            if keep is not None and tape.error is not None and not tape.said:
+            if tape.error is not None and (tape.lost or (keep is not None and not tape.said)):
                 raise tape.error
             if keep is not None:
                 await keep()
             reply = tape.record.reply(stored=tape.stored)
             told = reply.begin()
-        for line in tape.record.tape[at:length]:
+        upto = min(length, at + AT_ONCE)
+        for line in tape.record.tape[at:upto]:
             told += take(reply, event_of(line))
-        at = length
-        if ended:
+        at = upto
+        ends = ended and at == length
+        if ends and not tape.lost:
             reply.stored = tape.stored
             told += ending(tape.record, reply)
         if not exchange.started:
@@ -160,6 +164,7 @@ async def stream(exchange: Exchange, tape: Tape, *, after: int = -1, keep: Keep 
             news += sse.COMMENT
         if news:
             await exchange.write(news)
-        if ended:
+        if ends:
             break
+        await asyncio.sleep(0)  # a long response is no reason to keep others waiting
     await exchange.write(b"", more=False)

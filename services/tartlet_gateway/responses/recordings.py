@@ -7,16 +7,16 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final
 
 import tartlet
-from tartlet_common.errors.registry import InternalError, ProgramKilled, TartletError, UnknownProgram
+from tartlet_common.errors.registry import InternalError, ProgramKilled, TartletError, Unavailable, UnknownProgram
 from tartlet_gateway.openai.errors import ApiError, from_tartlet, refusal
 from tartlet_gateway.responses.records import MOST_BYTES, Failure, Record, line_of
 from tartlet_gateway.responses.shelf import Shelf
 from tartlet_gateway.responses.tapes import Tape
-from tartlet_gateway.runs.events import Called, Counted, Delta, Event, Finished, Reasoned, Refused
+from tartlet_gateway.runs.events import BadEventError, Called, Counted, Delta, Event, Finished, Reasoned, Refused
 from tartlet_gateway.runs.launch import closing
 
 log = logging.getLogger("tartlet.gateway")
@@ -25,6 +25,8 @@ CANCELLED: Final = "the response was cancelled"
 """The reason with which a response's run is killed; whoever follows the run knows the response by it."""
 _LINE_BYTES: Final = 24
 """What an event costs in a record beside its text."""
+KILL_S: Final = 10.0
+"""How long a run may take to end once it is killed."""
 
 
 class Recording(Tape):
@@ -53,32 +55,57 @@ class Recording(Tape):
         self._bytes = 0
         self._readers = 0
         self._leaving: asyncio.Task[None] | None = None
+        self._unstored: ApiError | TartletError | None = None  # why the ended response isn't stored
+        self._storing = asyncio.Lock()
         self.task = asyncio.ensure_future(self._follow())
 
     # ---- the run ------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
         try:
-            try:
-                async with closing(self._run, whole=True) as events:
-                    async for event in events:
-                        self._take(event)
-            except ProgramKilled as e:
-                self.error = from_tartlet(e)
-                if e.fields.get("reason") == CANCELLED:
-                    self.record.state = "cancelled"
-            except UnknownProgram:
-                self.error = from_tartlet(InternalError(detail="the response's run was lost"))
-            except TartletError as e:
-                self.error = from_tartlet(e)
-            except ApiError as e:
-                self.error = e
-                await self._kill()
-            await self._end()
+            await self._read()
+            if not self.lost:
+                await self._end()
         finally:
+            if not self.ended:
+                self.lost |= self.record.state == "running"
+                self.error = self.error or ApiError(503, "The response can't be followed now.", code="unavailable")
+                self.ended = True
+                self.wake()
             if self._leaving is not None:
                 self._leaving.cancel()
             self.on_end(self.usage.prompt_tokens + self.usage.completion_tokens)
+
+    async def _read(self) -> None:
+        """Read the run to its end. A run that goes on though nobody can make a response of it is killed."""
+        try:
+            async with closing(self._run, whole=True) as events:
+                async for event in events:
+                    self._take(event)
+        except UnknownProgram:
+            self.error = from_tartlet(InternalError(detail="the response's run was lost"))
+        except TartletError as e:
+            self.error = from_tartlet(e)
+            if isinstance(e.__cause__, BadEventError):
+                await self._give_up()
+            elif self._run.ended is None:  # the run may go on: whoever asks for the response follows it again
+                self.lost = True
+            elif isinstance(e, ProgramKilled) and e.fields.get("reason") == CANCELLED:
+                self.record.state = "cancelled"
+        except ApiError as e:
+            self.error = e
+            await self._give_up()
+        except Exception as e:
+            log.exception("response %s can't be followed", self.record.id)
+            self.error = ApiError(500, f"The response can't be told: {type(e).__name__}.", code="inferlet_error")
+            await self._give_up()
+
+    async def _give_up(self) -> None:
+        try:
+            await self._kill("no response can be made of what the run says")
+        except TartletError as e:
+            log.warning("the run of response %s can't be ended: %s", self.record.id, e)
+            self.lost = True
 
     def _take(self, event: Event) -> None:
         match event:
@@ -111,29 +138,45 @@ class Recording(Tape):
             raise ApiError(500, told, code="response_too_long")
 
     async def _end(self) -> None:
-        record = self.record
-        record.completed_s = int(time.time())
-        if record.state != "cancelled":
-            record.state = "ended"
-        if self.error is not None:
-            error = self.error
-            record.failure = Failure(error.status, error.message, error.param, error.code)
-        if self.stored and (self._kept or self.error is None):
-            try:
-                there = await self._shelf.put(record, existing=self._kept)
-                self.stored &= there or not self._kept
-            except (ApiError, TartletError) as e:
+        async with self._storing:
+            record = self.record
+            record.completed_s = int(time.time())
+            if record.state != "cancelled":
+                record.state = "ended"
+            if self.error is not None:
+                error = self.error
+                record.failure = Failure(error.status, error.message, error.param, error.code)
+            if self.stored and (self.error is None or self._is_told()):
+                try:
+                    there = await self._shelf.put(record, existing=self._kept)
+                    self.stored &= there or not self._kept
+                except (ApiError, TartletError) as e:
+                    self.stored, self._unstored = False, e
+                    log.warning("response %s isn't stored: %s", record.id, e)
+            else:
                 self.stored = False
-                log.warning("response %s isn't stored: %s", record.id, e)
-        else:
-            self.stored = False
-        self.length = len(record.tape)
-        self.ended = True
-        self.wake()
+            self.length = len(record.tape)
+            self.ended = True
+            self.wake()
+
+    def _is_told(self) -> bool:
+        """Return whether a client knows a response that failed by its id, rather than by an error's status."""
+        request = self.record.request
+        return bool(self._kept or request.background or (request.stream and self.said))
 
     async def _kill(self, reason: str = CANCELLED) -> None:
-        with suppress(TartletError):
-            await self._shelf.client.kill(self.record.program_id, reason)
+        """End the run, which may have ended.
+
+        Raises:
+            TartletError: the run can't be reached.
+        """
+        try:
+            async with asyncio.timeout(KILL_S):
+                await self._shelf.client.kill(self.record.program_id, reason)
+        except UnknownProgram:
+            pass
+        except TimeoutError:
+            raise Unavailable(what="the response's run", detail=f"it did not answer for {KILL_S:g} s") from None
 
     async def abort(self) -> None:
         """End the run and forget the response: its client doesn't wait for it."""
@@ -141,23 +184,28 @@ class Recording(Tape):
         await asyncio.gather(self.task, self._kill("the client went away"), return_exceptions=True)
 
     async def keep(self) -> None:
-        """Store the response while it runs, so that every gateway finds it.
+        """Store the response while it runs, so that every gateway finds it. One that has ended is stored already.
 
         Raises:
             ApiError: there is no room for it.
             TartletError: the store doesn't answer.
         """
-        record = self.record
-        await self._shelf.put(
-            Record(
-                program_id=record.program_id,
-                model=record.model,
-                created_s=record.created_s,
-                request=record.request,
-                root=record.root,
+        async with self._storing:
+            record = self.record
+            if self._unstored is not None:
+                raise self._unstored
+            if record.state != "running" or self.lost:
+                return
+            await self._shelf.put(
+                Record(
+                    program_id=record.program_id,
+                    model=record.model,
+                    created_s=record.created_s,
+                    request=record.request,
+                    root=record.root,
+                )
             )
-        )
-        self._kept = True
+            self._kept = True
 
     # ---- readers ------------------------------------------------------------------------------------------------
 
@@ -168,9 +216,18 @@ class Recording(Tape):
             self.is_fresh = False
 
     async def cancel(self) -> None:
-        """End the run, and wait until the response tells so."""
+        """End the run, and wait until the response tells so.
+
+        Raises:
+            ApiError: the run doesn't end, or can't be followed now.
+            TartletError: the run can't be reached.
+        """
         await self._kill()
-        await self.wait_end()
+        await self.wait_end(KILL_S)
+        if self.lost and self.error is not None:
+            raise self.error
+        if not self.ended:
+            raise ApiError(503, "The response doesn't end: cancel it again.", code="response_not_ended")
 
     @contextmanager
     def read(self) -> Iterator[None]:
@@ -195,7 +252,10 @@ class Recording(Tape):
             log.warning("response %s goes on without a reader: %s", self.record.id, e)
             return
         if reader in ("", self.gateway):
-            await self._kill()
+            try:
+                await self._kill()
+            except TartletError as e:
+                log.warning("response %s goes on without a reader: %s", self.record.id, e)
 
 
 class Recordings:

@@ -7,7 +7,8 @@ events that a client gets behind a break have the numbers that the first ones ha
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import groupby
 from typing import Any, Final, Literal
 
 import msgspec
@@ -127,22 +128,31 @@ def ending(record: Record, reply: Reply) -> list[dict[str, Any]]:
     return reply.end()
 
 
-def told(record: Record, reply: Reply) -> Iterator[dict[str, Any]]:
-    """Yield the events of a response; of one that still runs, those so far."""
-    yield from reply.begin()
-    for line in record.tape:
-        yield from take(reply, event_of(line))
-    if record.state != "running":
-        yield from ending(record, reply)
-
-
 def response_of(record: Record) -> dict[str, Any]:
     """Return the response object; one that still runs has no output."""
     if record.state == "running":
         return record.reply().now()
-    *_, last = told(record, record.reply())
-    response: dict[str, Any] = last["response"]
+    reply = record.reply()
+    reply.begin()
+    for line in joined(record.tape):
+        take(reply, event_of(line))
+    response: dict[str, Any] = ending(record, reply)[-1]["response"]
     return response
+
+
+def joined(tape: list[list[Any]]) -> list[list[Any]]:
+    """Return a shorter tape of the same response: texts of one kind in a row are one, and tokens are counted once.
+
+    Example:
+        >>> joined([["d", 0, "a"], ["d", 0, "b"], ["r", 0, "c"], ["d", 0, "d"]])
+        [['d', 0, 'ab'], ['r', 0, 'c'], ['d', 0, 'd']]
+    """
+    said = [line for line in tape if line[0] != "u"]
+    lines: list[list[Any]] = []
+    for (mark, *_), group in groupby(said, key=lambda line: line[:2]):
+        some = list(group)
+        lines += [[*some[0][:2], "".join(line[2] for line in some)]] if mark in "dr" else some
+    return lines + [line for line in tape if line[0] == "u"][-1:]
 
 
 def input_items(records: Iterable[Record]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from tartlet_common.errors.registry import TartletError
 from tartlet_gateway.http.exchange import Exchange, StoppedError
 from tartlet_gateway.openai.bodies import bounded_body
 from tartlet_gateway.openai.errors import JSON, ApiError, answering
@@ -86,16 +87,22 @@ async def get(call: Call) -> dict[str, Any] | None:
         return None
     if recording is not None:  # its run may have ended unseen: the gateway that followed it is gone
         await recording.settle(SETTLE_S)
+        if record.state != "running":  # it is being stored
+            await recording.wait_end(SETTLE_S)
     return response_of(record)
 
 
 async def delete(call: Call) -> dict[str, Any]:
     """Delete a response; one that runs is ended."""
     _, recording = await call.found()
-    await call.shelf.delete(call.given)
     if recording is not None:
         recording.stored = False
-        await recording.cancel()
+        try:
+            await recording.cancel()
+        except (ApiError, TartletError):  # the response stays, so that the client can delete it again
+            recording.stored = True
+            raise
+    await call.shelf.delete(call.given)
     return {"id": call.given, "object": "response", "deleted": True}
 
 

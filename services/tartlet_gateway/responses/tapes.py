@@ -16,6 +16,7 @@ class Tape:
         record: The response so far.
         error: Why the run failed.
         ended: Whether the run has ended and the response is stored, if it could be.
+        lost: Whether the response can't be followed any further though its run may go on: it is told no end.
         stored: Whether the response can be fetched.
         said: Whether the run has said anything to the client.
         length: How many events of the record's tape can be told. What counts or finishes waits for the text or the end
@@ -26,6 +27,7 @@ class Tape:
         self.record = record
         self.error: ApiError | None = None
         self.ended = record.state != "running"
+        self.lost = False
         self.stored = self.said = True
         self.length = len(record.tape)
         self._changed = asyncio.Event()

@@ -28,6 +28,23 @@ class Named:
         return TenantLimits()
 
 
+async def _nothing(scope: Any, receive: Any, send: Any) -> None:
+    del scope, receive
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def test_reading_stored_responses_counts_for_the_rate() -> None:
+    guarded: Any = gate.Gate(_nothing, Named(), Rate(requests_per_minute=2), 1)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(guarded), base_url="http://gateway", headers={"authorization": "Bearer a"}
+    ) as client:
+        replies = [await client.get("/v1/responses/resp_x") for _ in range(3)]
+        assert [reply.status_code for reply in replies] == [200, 200, 429]
+        assert int(replies[2].headers["retry-after"]) > 0
+        assert (await client.get("/v1/models")).status_code == 200
+
+
 async def test_streams_beyond_the_bound_are_refused_until_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MOST_OPEN", 2)
     go_on = asyncio.Event()
