@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +13,7 @@ from tartlet_common.abi import Op
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import Overloaded, ResourceQuotaExceeded
 from tartlet_control.tables.shared import store as stores
-from tartlet_control.tables.shared.expiring import dated
+from tartlet_control.tables.shared.expiring import dated, expiry
 from tartlet_control.tables.shared.store import HIDDEN, MAX_TENANT_BYTES, MemoryStore, Request
 
 Told = tuple[int, bytes, TartletError | None]
@@ -46,6 +48,49 @@ def test_those_that_expire_first_give_way_for_new_ones_and_for_programs() -> Non
         assert ask(store, Op.STORE_SET, f"mine{at}", bytes(2 * MIB - 100))[2] is None
     assert isinstance(keep(store, "more", 2 * MIB, 60.0)[2], ResourceQuotaExceeded)
     assert [ask(store, Op.STORE_EXISTS, "mine")[0], there(store, "new")] == [1, False]
+
+
+def test_a_write_that_is_refused_makes_nothing_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    for at in range(8):
+        assert ask(store, Op.STORE_SET, f"mine{at}", bytes(MIB))[2] is None
+    for at in range(3):
+        keep(store, f"response{at}", 2 * MIB, 10.0 + at)
+    assert isinstance(ask(store, Op.STORE_SET, "large", bytes(9 * MIB))[2], ResourceQuotaExceeded)
+    assert isinstance(keep(store, "large", 9 * MIB, 99.0)[2], ResourceQuotaExceeded)
+    monkeypatch.setattr(stores, "MAX_KEYS", 8)
+    assert isinstance(ask(store, Op.STORE_SET, "another", b"")[2], ResourceQuotaExceeded)
+    assert all(there(store, f"response{at}") for at in range(3))
+
+
+def test_values_that_expire_give_way_to_another_tenant_where_all_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "MAX_BYTES", 20 * MIB)
+    store, dropped = MemoryStore(), list[tuple[str, str]]()
+    store.on_dropped = lambda tenant, key: dropped.append((tenant, key.removeprefix(HIDDEN)))
+    keep(store, "late", 9 * MIB, 30.0, tenant="a")
+    keep(store, "soon", 9 * MIB, 20.0, tenant="b")
+    assert ask(store, Op.STORE_SET, "mine", bytes(3 * MIB), tenant="c")[2] is None
+    assert dropped == [("b", "soon")]
+    assert ask(store, Op.STORE_SET, "mine", bytes(15 * MIB), tenant="c")[2] is None
+    assert dropped == [("b", "soon"), ("a", "late")]
+    assert isinstance(ask(store, Op.STORE_SET, "mine", bytes(8 * MIB), tenant="d")[2], Overloaded)
+
+
+def test_many_values_give_way_without_a_search_for_each() -> None:
+    store, count = MemoryStore(), 4000
+    for at in range(count):
+        keep(store, f"response{at}", 3900, 10.0 + (at * 7919) % count)
+    began_s = time.thread_time()
+    assert ask(store, Op.STORE_SET, "mine", bytes(MAX_TENANT_BYTES - 1000))[2] is None
+    assert time.thread_time() - began_s < 0.3  # the quadratic search took 2 s and more
+    assert ask(store, Op.STORE_LIST_KEYS, "") == (1, b'["mine"]', None)
+
+
+def test_a_value_that_is_written_over_and_over_leaves_nothing_behind() -> None:
+    store = MemoryStore()
+    for at in range(5000):
+        keep(store, "reader", 1, 10.0 + at)
+    assert len(store._expiring._all._heap) < 200
 
 
 def test_one_that_grows_makes_room_among_the_others() -> None:
@@ -94,8 +139,17 @@ def test_what_is_held_is_what_is_there_and_within_the_bounds(steps: list[tuple[s
             assert held == store._held
             assert store._total == sum(held.values()) <= 100
             assert max(held.values(), default=0) <= 60
-            hidden = {t: {k for k in kept if k.startswith(HIDDEN)} for t, kept in store._values.items()}
-            assert {t: set(keys) for t, keys in store._expiring._keys.items()} == {t: k for t, k in hidden.items() if k}
+            hidden = {
+                t: {k: len(k.encode()) + len(kept[k]) for k in kept if k.startswith(HIDDEN)}
+                for t, kept in store._values.items()
+            }
+            assert store._expiring.keys() == {(t, k) for t, kept in hidden.items() for k in kept}
+            for t in ("t", "u"):
+                kept = hidden.get(t, {})
+                assert store._expiring.held(t) == (len(kept), sum(kept.values()))
+                first = store._expiring.next(t)
+                ends = {k: expiry(store._values[t][k]) for k in kept}
+                assert (first is None) if not kept else (ends[str(first)] == min(ends.values()))
     finally:
         stores.MAX_TENANT_BYTES, stores.MAX_BYTES = most, every  # type: ignore[misc]
     assert most == MAX_TENANT_BYTES

@@ -61,7 +61,8 @@ class MemoryStore:
     """A store in control's memory. It is empty again when control starts anew.
 
     Values of hidden keys begin with the time at which they expire. Where a tenant's budget is full, its hidden values
-    give way, those that expire first before the others.
+    give way, those that expire first before the others; where the budget of all tenants is, anybody's do. A write that
+    finds no room even so is refused, and nothing gives way to it.
 
     Example:
         >>> store, told = MemoryStore(), []
@@ -118,28 +119,43 @@ class MemoryStore:
     def _set(self, tenant: str, key: str, value: bytes) -> bool:
         before = self._values.get(tenant, {}).get(key)
         more = len(value) - len(before) if before is not None else len(key.encode()) + len(value)
-        while (refusal := self._refusal(tenant, more, new=before is None)) is not None:
-            giving = self._expiring.next(tenant, but=key)
-            if giving is None:
-                raise refusal
-            self._drop(tenant, giving)
+        refusal = self._refusal(tenant, key, more, new=before is None)
+        if refusal is not None:
+            raise refusal
+        self._make_room(tenant, key, more, new=before is None)
         self._values.setdefault(tenant, {})[key] = value
         self._held[tenant] = self._held.get(tenant, 0) + more
         self._total += more
         if key.startswith(HIDDEN):
-            self._expiring.add(tenant, key, expiry(value))
+            self._expiring.add(tenant, key, expiry(value), len(key.encode()) + len(value))
         return before is not None
 
-    def _refusal(self, tenant: str, more: int, *, new: bool) -> TartletError | None:
-        """Return why a tenant can't have so many bytes more; None: there is room."""
+    def _refusal(self, tenant: str, key: str, more: int, *, new: bool) -> TartletError | None:
+        """Return why a value can't have so many bytes more, even if all others that expire give way; None: it can."""
         keys, held = len(self._values.get(tenant, {})), self._held.get(tenant, 0)
-        if new and keys >= MAX_KEYS:
+        giving, giving_bytes = self._expiring.held(tenant, but=key)
+        if new and keys - giving >= MAX_KEYS:
             return ResourceQuotaExceeded(held=keys, kind="keys in the store", asked=1, limit=MAX_KEYS)
-        if more > 0 and held + more > MAX_TENANT_BYTES:
+        if more > 0 and held - giving_bytes + more > MAX_TENANT_BYTES:
             return ResourceQuotaExceeded(held=held, kind="bytes in the store", asked=more, limit=MAX_TENANT_BYTES)
-        if more > 0 and self._total + more > MAX_BYTES:
+        if more > 0 and self._total - self._expiring.held_by_all((tenant, key)) + more > MAX_BYTES:
             return Overloaded(what="the store of all tenants, in bytes", limit=MAX_BYTES)
         return None
+
+    def _make_room(self, tenant: str, key: str, more: int, *, new: bool) -> None:
+        """Let values that expire give way: the tenant's own for its budget, anybody's for that of all tenants."""
+
+        def is_full() -> bool:
+            too_many = new and len(self._values.get(tenant, {})) >= MAX_KEYS
+            return too_many or (more > 0 and self._held.get(tenant, 0) + more > MAX_TENANT_BYTES)
+
+        while is_full() and (own := self._expiring.next(tenant, but=key)) is not None:
+            self._drop(tenant, own)
+        while more > 0 and self._total + more > MAX_BYTES:
+            first = self._expiring.next_of_all((tenant, key))
+            if first is None:
+                break
+            self._drop(*first)
 
     def _drop(self, tenant: str, key: str) -> None:
         self._delete(tenant, key)
