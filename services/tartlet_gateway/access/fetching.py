@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 import ssl
 from pathlib import Path
 from typing import Any, Final
@@ -23,14 +25,43 @@ class AwayError(Exception):
     """There is no usable answer; the text says why, without any credential."""
 
 
-def check_address(url: str, setting: str) -> None:
-    """Refuse an address that others could read or change.
+def is_local(url: str) -> bool:
+    """Return whether an address names this machine, in whatever form.
 
     Raises:
-        InvalidConfig: it is neither https nor one of this machine.
+        ValueError: it is no address.
+
+    Example:
+        >>> is_local("https://127.1/keys"), is_local("https://[::ffff:127.0.0.1]"), is_local("https://issuer.example")
+        (True, True, False)
     """
-    parts = urlsplit(url)
-    if parts.scheme != "https" and parts.hostname not in LOOPBACK:
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    if host in LOOPBACK or host.endswith(".localhost"):
+        return True
+    try:
+        found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.IPv4Address(socket.inet_aton(host))
+    except (OSError, ValueError):
+        try:
+            found = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+    found = getattr(found, "ipv4_mapped", None) or found
+    return found.is_loopback or found.is_unspecified
+
+
+def check_address(url: str, setting: str, *, local: bool = True) -> None:
+    """Refuse an address that others could read or change; without `local` also one of this machine.
+
+    Raises:
+        InvalidConfig: it is neither https nor, with `local`, one of this machine.
+    """
+    try:
+        host, scheme, here = urlsplit(url).hostname, urlsplit(url).scheme, is_local(url)
+    except ValueError as e:
+        raise InvalidConfig(role="gateway", detail=f"{setting}: {url} is no address") from e
+    if here and not local:
+        raise InvalidConfig(role="gateway", detail=f"{setting}: {url} is on this machine, and its issuer isn't")
+    if scheme != "https" and host not in LOOPBACK:
         raise InvalidConfig(role="gateway", detail=f"{setting}: {url} isn't https")
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import jwt
 
 from tartlet_common.errors.registry import InvalidConfig
-from tartlet_gateway.access.fetching import AwayError, Fetcher, check_address
+from tartlet_gateway.access.fetching import AwayError, Fetcher, check_address, is_local
 from tartlet_gateway.access.identity import Identity, UnauthorizedError, checked_tenant
 from tartlet_gateway.openai.errors import ApiError
 
@@ -74,7 +74,7 @@ class Keys:
             if not isinstance(about, dict) or about.get("issuer") != self._issuer:
                 raise AwayError("its configuration names another issuer")
             url = str(about.get("jwks_uri"))
-            check_address(url, "jwks_uri")
+            check_address(url, "jwks_uri", local=is_local(self._issuer))
             told = await self._fetcher.json("GET", url)
             known = _keys_of(told)
             if not known:
@@ -88,7 +88,8 @@ class Keys:
 def _keys_of(told: Any) -> dict[str, jwt.PyJWK]:
     """Return the public keys of a JWKS by their ids; those that can't check a signature are left out."""
     known: dict[str, jwt.PyJWK] = {}
-    for entry in told.get("keys", ()) if isinstance(told, dict) else ():
+    entries = told.get("keys") if isinstance(told, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
         if not isinstance(entry, dict) or entry.get("kty") == "oct" or entry.get("use", "sig") != "sig":
             continue
         try:

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives import serialization
 
 from tartlet_common.config.settings import GatewaySettings
 from tartlet_common.errors.registry import InvalidConfig
+from tartlet_gateway.access import fetching
 from tartlet_gateway.access.gate import Gate
-from tartlet_gateway.access.identities import FRESH_S, Identities
-from tartlet_gateway.access.identity import Identity
-from tartlet_gateway.access.oidc import PAUSE_S, SKEW_S, Oidc
+from tartlet_gateway.access.identities import Identities
+from tartlet_gateway.access.oidc import PAUSE_S, SKEW_S, Keys, Oidc
 from tartlet_gateway.access.rates import Rate
 from tartlet_gateway.app import check_address, identities_of
 from tartlet_gateway.openai.errors import ApiError
@@ -144,41 +144,13 @@ async def test_an_issuer_that_is_away_lets_nobody_new_in_and_known_keys_go_on() 
         token = issuer.sign()
         error = await refused(identities, token)
         assert (error.status, error.code) == (503, "issuer_away")
-        assert await identities.still_valid(token)
+        assert not await identities.still_valid(token)
         issuer.away = False
         clock.now_s += PAUSE_S
         assert (await identities.identify(token)).tenant == "a"
         issuer.away = True
         clock.now_s += 400
         assert (await identities.identify(issuer.sign(sub="other"))).tenant == "a"
-
-
-async def test_a_checked_token_is_remembered_until_it_expires() -> None:
-    class Counting:
-        asked = 0
-
-        def takes(self, token: str) -> bool:
-            return token.startswith("t")
-
-        async def identify(self, token: str) -> Identity:
-            del token
-            self.asked += 1
-            return Identity("a", expires_s=150.0)
-
-        async def close(self) -> None: ...
-
-    clock, wall, checks = Clock(), Clock(), Counting()
-    wall.now_s = 100.0
-    identities = Identities(None, [checks], clock, wall)
-    for _ in range(3):
-        await identities.identify("t")
-    assert checks.asked == 1
-    clock.now_s += FRESH_S
-    await identities.identify("t")
-    assert checks.asked == 2
-    wall.now_s = 151.0
-    await identities.identify("t")
-    assert checks.asked == 3
 
 
 async def test_the_gate_lets_tokens_in_and_names_their_subject(caplog: pytest.LogCaptureFixture) -> None:
@@ -203,6 +175,37 @@ async def test_the_gate_lets_tokens_in_and_names_their_subject(caplog: pytest.Lo
             ("a", "oidc:ada@example.org", 200), (None, "", 401),
         ]  # fmt: skip
         assert not any(part in caplog.text for part in (token, expired))
+
+
+@pytest.mark.parametrize("told", [{"keys": None}, {"keys": 7}, {"keys": {"a": 1}}, [], None, {"keys": [None, 7]}])
+async def test_an_issuer_that_publishes_no_keys_is_away(told: Any) -> None:
+    async with checked() as (issuer, identities, _):
+        issuer.published = told
+        error = await refused(identities, issuer.sign())
+        assert (error.status, error.code) == (503, "issuer_away")
+
+
+@pytest.mark.parametrize(
+    "address", ["https://localhost/keys", "https://127.1:9/keys", "https://[::1]/keys", "http://["]
+)
+def test_keys_of_an_issuer_elsewhere_are_not_read_from_this_machine(address: str) -> None:
+    with pytest.raises(InvalidConfig):
+        fetching.check_address(address, "jwks_uri", local=fetching.is_local("https://issuer.example"))
+
+
+async def test_an_https_issuer_makes_the_gateway_ask_nothing_of_this_machine() -> None:
+    asked: list[str] = []
+
+    class Answers:
+        async def json(self, method: str, url: str) -> Any:
+            assert method == "GET"
+            asked.append(url)
+            return {"issuer": "https://issuer.example", "jwks_uri": "https://127.0.0.1:6443/keys"}
+
+    keys = Keys("https://issuer.example", cast("fetching.Fetcher", Answers()), Clock())
+    with pytest.raises(fetching.AwayError):
+        await keys.find("one")
+    assert asked == ["https://issuer.example/.well-known/openid-configuration"]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ async def test_an_account_acts_for_its_namespace(api_server: ApiServer, namespac
         api_server.call("DELETE", f"/api/v1/namespaces/{namespace}/serviceaccounts/bot")
         async with asyncio.timeout(60):  # the API server itself remembers a token for 10 s
             while await identities.still_valid(given):
-                identities._checked.clear()
+                identities._valid.clear()
                 await asyncio.sleep(0.5)
 
 
