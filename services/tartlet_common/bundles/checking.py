@@ -33,6 +33,7 @@ _BROKEN: Final = (  # what reading a damaged archive and its manifest raises
     EOFError,
     NotImplementedError,
     OSError,
+    OverflowError,
     RecursionError,
     ValueError,
     struct.error,
@@ -40,7 +41,10 @@ _BROKEN: Final = (  # what reading a damaged archive and its manifest raises
     zlib.error,
 )
 _UNIX: Final = 3
-_RESERVED: Final = frozenset(sys.stdlib_module_names | {"inferlet"})
+_SANDBOX: Final = frozenset({"app", "host_backend", "wit_world"})
+"""The modules of the sandbox that run a program; those of componentize-py begin with `_COMPONENTIZE`."""
+_COMPONENTIZE: Final = "componentize_py_"
+_RESERVED: Final = frozenset(sys.stdlib_module_names | {"inferlet"} | _SANDBOX)
 
 
 def check_bundle(data: bytes) -> str:
@@ -99,11 +103,11 @@ def check_names(names: list[str], entry: str = ENTRY) -> None:
 
 
 def _check_module(name: str) -> None:
-    """Refuse a module that the sandbox would never import, because Python's own of that name comes first."""
+    """Refuse a module that the sandbox would never import, because one of its own of that name comes first."""
     top, _, rest = name.partition("/")
     module = top if rest else top.removesuffix(".py")
-    if module in _RESERVED and name.endswith(".py"):
-        detail = f"{name} has the name of a module of Python's or of `inferlet`, which would be imported instead"
+    if (module in _RESERVED or module.startswith(_COMPONENTIZE)) and name.endswith(".py"):
+        detail = f"{name} has the name of a module of Python's, `inferlet`'s or the sandbox's, imported instead of it"
         raise InvalidBundle(detail=f"{detail}: rename it")
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from tartlet_common.bundles.layout import NATIVE_SUFFIXES
-from tartlet_common.config.paths import cache_dir
+from tartlet_common.bundles.requirements import Requirements, lines_of, read_requirements
+from tartlet_common.config.paths import cache_dir, make_private
 from tartlet_common.errors.registry import NativePackage, PackagesMissing
 
 GUEST_PYTHON: Final = "3.14"
@@ -22,6 +23,17 @@ GUEST_PYTHON: Final = "3.14"
 TIMEOUT_S: Final = 300.0
 _PURE: Final = ("--platform", "any", "--implementation", "py", "--abi", "none")
 """What makes pip take wheels without machine code, where a package has both."""
+_WHEELS: Final = ("--only-binary", ":all:")
+_PIP: Final = """
+import runpy, sys
+def refuse(event, given):
+    if event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty"):
+        raise PermissionError("only wheels are taken, because building a package would run its code")
+sys.addaudithook(refuse)
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+"""Runs pip without other processes. --only-binary leaves out packages that a wheel needs by their address."""
+_DIGEST: Final = re.compile("[0-9a-f]{32}")
 _NOT_FOUND: Final = re.compile(r"No matching distribution found for (\S+)")
 _LEFT_OUT: Final = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})  # of *.dist-info: of this machine
 _LAST_LINES: Final = 8
@@ -40,22 +52,22 @@ def vendored(directory: Path, requirements: bytes, *, upgrade: bool = False) -> 
 
     Raises:
         NativePackage: a package has no wheel without machine code.
-        PackagesMissing: a package can't be had, or neither pip nor uv is there.
+        PackagesMissing: a package can't be had or would have to be built, or neither pip nor uv is there.
+        PermissionDenied: another user owns the place where packages are kept.
     """
-    lines = [line.strip() for line in requirements.decode(errors="replace").splitlines()]
-    lines = [line for line in lines if line and not line.startswith("#")]
+    lines = lines_of(requirements.decode(errors="replace"))
     if not lines:
         return {}
-    kept = _place(directory, lines)
+    wanted = read_requirements(directory, lines)
+    base = make_private(cache_dir() / "packages")
+    kept = base / _digest(lines, wanted) if wanted.is_fixed else None
     if kept is not None and kept.is_dir() and not upgrade:
         os.utime(kept)
         return _read(kept)
-    base = cache_dir() / "packages"
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=base, prefix="coming-") as scratch:
         target = Path(scratch, "packages")
         target.mkdir()
-        _install(directory, target)
+        _install(wanted, Path(scratch), target)
         files = _read(target)
         if kept is not None:
             shutil.rmtree(kept, ignore_errors=True)
@@ -65,66 +77,53 @@ def vendored(directory: Path, requirements: bytes, *, upgrade: bool = False) -> 
     return files
 
 
-def _place(directory: Path, lines: list[str]) -> Path | None:
-    """Return where the packages are kept; None if the text names places whose content may change."""
-    digest = hashlib.sha256(f"1 {GUEST_PYTHON}".encode())
+def _digest(lines: list[str], wanted: Requirements) -> str:
+    """Return the name under which the packages are kept."""
+    digest = hashlib.sha256(f"2 {GUEST_PYTHON}".encode())
     for line in lines:
-        if line.startswith("-") or "://" in line:
-            return None
         digest.update(b"\n" + line.encode())
-        path = directory / line.partition(" ")[0]
-        if path.is_file():
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-        elif path.is_dir():
-            return None
-    return cache_dir() / "packages" / digest.hexdigest()[:32]
+    for wheel in wanted.wheels:
+        digest.update(hashlib.sha256(wheel.read_bytes()).digest())
+    return digest.hexdigest()[:32]
 
 
 def _prune(base: Path) -> None:
-    kept = sorted(base.glob("[0-9a-f]*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    kept = [path for path in base.iterdir() if _DIGEST.fullmatch(path.name)]
+    kept.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for path in kept[_KEPT:]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _install(directory: Path, target: Path) -> None:
+def _install(wanted: Requirements, scratch: Path, target: Path) -> None:
+    """Install packages in `target`. Both tools run in `scratch`, where nothing of the program's directory is."""
+    own = scratch / "requirements.txt"
+    own.write_text(wanted.text(), encoding="utf-8")
+    which = ["--target", str(target), *_WHEELS, "--python-version", GUEST_PYTHON]
     if importlib.util.find_spec("pip") is not None:
-        tool = [
-            sys.executable,
-            "-P",
-            "-m",
-            "pip",
-        ]  # -P: else a file of the program may stand in for one of pip's modules
+        tool = [sys.executable, "-P", "-c", _PIP]
         options = ["--disable-pip-version-check", "--no-input", "--no-compile", *_PURE]
     else:
         uv = shutil.which("uv", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
         if uv is None:
             raise PackagesMissing(requirements="requirements.txt", detail="neither pip nor uv is installed")
-        tool, options = [uv, "pip"], []
-    which = ["--target", str(target), "--only-binary", ":all:", "--python-version", GUEST_PYTHON]
-    done = _run([*tool, "install", *which, *options, "-r", "requirements.txt"], directory)
+        tool, options = [uv, "pip"], ["--python", sys.executable, "--no-config"]
+    done = _run([*tool, "install", *which, *options, "-r", str(own)], scratch)
     if done.returncode == 0:
         return
     told = done.stdout + done.stderr
     missing = _NOT_FOUND.search(told)
     if missing is not None:
-        probe = ["install", "--dry-run", "--no-deps", "--ignore-installed", "--only-binary", ":all:", "--no-input"]
-        if _run([*tool, *probe, *_indexes(directory), missing[1]], directory).returncode == 0:
+        probe = ["install", "--dry-run", "--no-deps", "--ignore-installed", *_WHEELS, "--no-input"]
+        if _run([*tool, *probe, *wanted.options, missing[1]], scratch).returncode == 0:
             raise NativePackage(
                 package=missing[1], detail=f"it has no wheel for every system and Python {GUEST_PYTHON}"
             )
     raise PackagesMissing(requirements="requirements.txt", detail="\n".join(told.strip().splitlines()[-_LAST_LINES:]))
 
 
-def _indexes(directory: Path) -> list[str]:
-    """Return the options of a requirements.txt that say where packages are."""
-    lines = (directory / "requirements.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-    options = ("--no-index", "--find-links", "-f", "--index", "-i", "--extra-index")
-    return [word for line in lines if line.strip().startswith(options) for word in line.split()]
-
-
-def _run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], scratch: Path) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        return subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as e:
         raise PackagesMissing(requirements="requirements.txt", detail=str(e)) from e
 

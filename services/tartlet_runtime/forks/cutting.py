@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tartlet_common.abi import decode
+from tartlet_common.capabilities import SHARED, Grant
 from tartlet_common.errors.registry import (
     InvalidArgument,
     InvalidSource,
@@ -17,6 +18,7 @@ from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.journal.records import JournalHeader, JournalRecord, Kind, ParsedJournal
 from tartlet_runtime.program.rerun import Rerun
 
+_RECORDED = " of the recorded run"
 _LIMITS = ("memory_bytes", "cpu_slice_s", "pages", "commands_in_flight", "output_bytes", "journal_bytes", "deadline_s")
 
 
@@ -106,3 +108,23 @@ def limits_of(past: Past, asked: common_pb2.Limits) -> common_pb2.Limits:
     if wanted.deadline_s:
         wanted.deadline_s += past.elapsed_ns / 1e9
     return wanted
+
+
+def grants_of(past: Past, launch: Sequence[Grant]) -> tuple[Grant, ...]:
+    """Return a fork's grants: its launch's, and what the recorded run's say about what programs share and start.
+
+    Hosts and secrets are those of the launch alone.
+
+    Raises:
+        InvalidSource: a grant of the journal makes no sense. A client may have uploaded it.
+    """
+    grants = list(launch)
+    try:
+        for told in past.header.grants:
+            had = Grant.from_json(told)
+            place = had.place.removesuffix(_RECORDED) + _RECORDED
+            shared = {what: getattr(had, what) for what in SHARED}
+            grants += [Grant.of(place, own.http, own.secrets, **shared) for own in launch if had.limits_sharing]
+    except (InvalidArgument, AttributeError, LookupError, TypeError, ValueError) as e:
+        raise InvalidSource(detail=f"a grant of the journal makes no sense: {e}") from e
+    return tuple(dict.fromkeys(grants))

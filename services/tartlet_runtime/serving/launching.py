@@ -14,7 +14,7 @@ from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.abi.limits import ProgramLimits
-from tartlet_runtime.forks.cutting import Past, cut, launch_of
+from tartlet_runtime.forks.cutting import Past, cut, grants_of, launch_of
 from tartlet_runtime.forks.recorded import RecordedRuns, uploaded
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
@@ -105,6 +105,7 @@ class Launching:
                 asked, source, entry = await self.sources.find(asked)
                 spec = specify(asked, source, self._table.limits, self._table.durability, entry)
                 if fork is not None:
+                    spec = replace(spec, grants=grants_of(fork, spec.grants))
                     self._check(fork, spec)
                 maker = self._table.maker(spec) or await self._table.compile(spec)
             self._launch(spec, maker, asked, call, index, fork)

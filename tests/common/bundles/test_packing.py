@@ -117,7 +117,9 @@ def test_links_and_pipes_and_machine_code_in_a_directory_are_refused(tmp_path: P
 
 
 def test_a_module_that_would_hide_one_of_python_s_is_refused(tmp_path: Path) -> None:
-    for name in ("queue.py", "json/__init__.py", "inferlet/extra.py"):
+    own = [path.name for path in (Path(__file__).parents[3] / "inferlets" / "guest").glob("*.py")]
+    made = ["wit_world/__init__.py", "componentize_py_types.py", "componentize_py_runtime.py"]
+    for name in ("queue.py", "json/__init__.py", "inferlet/extra.py", *own, *made):
         with pytest.raises(InvalidBundle):
             pack({"main.py": MAIN, name: b""})
     with pytest.raises(InvalidBundle):
@@ -148,7 +150,18 @@ def _lying(size: int) -> bytes:
     return bytes(data)
 
 
+def _far() -> bytes:
+    """An archive whose manifest is at 2**64 - 1, as its zip64 field says."""
+    info = zipfile.ZipInfo("tartlet.json")
+    info.extra = b"\x01\x00\x08\x00" + b"\xff" * 8
+    data = bytearray(_zip((info, b"{}"), ("main.py", MAIN)))
+    at = data.index(b"PK\x01\x02")
+    data[at + 42 : at + 46] = b"\xff" * 4
+    return bytes(data)
+
+
 HOSTILE = {
+    "a place that no file has": (_far(), InvalidBundle),
     "climbs": (_zip(("main.py", MAIN), ("../../etc/cron.d/x", b"")), InvalidBundle),
     "absolute": (_zip(("main.py", MAIN), ("/etc/passwd", b"")), InvalidBundle),
     "a drive": (_zip(("main.py", MAIN), ("C:/x.py", b"")), InvalidBundle),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tartlet
-from tartlet import Fork, LaunchSpec, Source
+from tartlet import Capabilities, Fork, LaunchSpec, Source
 from tartlet_common.abi import HEADER_BYTES, HEADER_STRUCT, RECORD_BYTES, RECORD_STRUCT, Event, Record
 from tartlet_common.errors.registry import (
     Diverged,
@@ -45,6 +45,19 @@ async def main(args):
     async with Context(seed=3) as ctx:
         ctx.fill(args[0])
         return await ctx.generate_until(max_tokens=20, eos=False)
+"""
+
+TELLS = """
+import asyncio
+from inferlet import broadcast, errors, receive, send
+async def main():
+    await asyncio.sleep(0.01)
+    send("ready")
+    await receive()
+    try:
+        await broadcast("jobs", b"x")
+    except errors.NotAllowed:
+        return "refused"
 """
 
 
@@ -239,6 +252,24 @@ async def test_an_edited_program_must_give_the_recorded_commands_up_to_the_fork(
             with pytest.raises(UnknownProgram):
                 await stranger.run(spec=LaunchSpec(fork=Fork(1, program_id=of)))
         await until_nothing_is_held(client)
+
+
+async def test_a_fork_may_use_no_more_than_the_recorded_run(keeping: Serving) -> None:
+    async with client_of(keeping) as client:
+        may = Capabilities(topics=["log"])
+        run = await client.run(spec=LaunchSpec(source=Source.python(TELLS), capabilities=may))
+        await message(run)
+        await client.send(run.program_id, "go")
+        assert await result_of(run) == "refused"
+        of = run.program_id
+        for _ in range(2):  # a fork's own journal has the grants, too
+            fork = await client.run(
+                spec=LaunchSpec(fork=Fork(1, program_id=of), capabilities=Capabilities(topics=["*"]))
+            )
+            await message(fork)
+            await client.send(fork.program_id, "go")
+            assert await result_of(fork) == "refused"
+            of = fork.program_id
 
 
 async def test_a_context_that_is_not_plain_cannot_be_forked(keeping: Serving) -> None:

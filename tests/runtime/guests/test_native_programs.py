@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tartlet_common.abi import Event, Flag, Op, Writer, u32
-from tartlet_common.errors.registry import InvalidArgument, UnknownModel
-from tartlet_protos import programs_pb2
+from tartlet_common.errors.registry import InvalidArgument, NotAllowed, TartletError, UnknownModel
+from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.answers.backlog import ROWS_A_TURN
 from tartlet_runtime.guests.native import END, HELLO, SUBMIT, frame
 from tests.runtime.fake_control import engine_spec
@@ -88,6 +88,19 @@ async def test_runtime_operations_answer(run_dir: Path) -> None:
         assert unknown.value.fields["model"] == "nope"
         guest.end()
         assert (await stream.rest())[-1].success
+
+
+async def test_a_program_starts_no_other_than_its_grants_name_whatever_control_knows(run_dir: Path) -> None:
+    async with running(run_dir) as rig:
+        may = common_pb2.Capabilities(spawn=common_pb2.Patterns(patterns=["reader"]))
+        stream, guest = await native(rig, capabilities=may)
+        for asked, kind in ((b'{"inferlet": "x", "detached": true}', NotAllowed), (b'{"inferlet": "reader"}', None)):
+            guest.submit((Op.SPAWN, {"flags": Flag.AWAIT, "ticket": 1, "a": 1, "payload": asked}))
+            (row,) = (batch := await guest.wait()).records.tolist()
+            told = TartletError.from_wire(row[4], batch.payload[row[7] :])
+            assert isinstance(told, NotAllowed) == (kind is NotAllowed), told
+        guest.end()
+        await stream.rest()
 
 
 async def test_messages_of_clients_are_received_in_order(run_dir: Path) -> None:

@@ -133,6 +133,18 @@ def test_the_launch_s_seed_decides_the_program_s_randomness(run_dir: Path) -> No
     assert runtime.end[1:].decode() == str(random.Random(5).random())
 
 
+def test_a_thread_that_works_ends_a_wait_and_an_idle_one_does_not(run_dir: Path) -> None:
+    program = (
+        "import asyncio, time\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "def work():\n    time.sleep(0.2)\n    return 'worked'\n"
+        "async def main():\n    pool = ThreadPoolExecutor()\n"
+        "    print(await asyncio.wrap_future(pool.submit(work)))\n    await asyncio.Future()\n"
+    )
+    done, _ = launch(run_dir, program)
+    assert done.stdout == "worked\n", done.stderr
+    assert "NothingToWaitFor" in done.stderr
+
+
 def test_a_refused_token_says_so(run_dir: Path) -> None:
     done, _ = launch(run_dir, "def main(): pass\n", refuse=True)
     assert done.returncode == 1

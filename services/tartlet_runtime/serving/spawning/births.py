@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final
 
+from tartlet_common.capabilities import check_shared
 from tartlet_common.errors.registry import NotAllowed, ProgramKilled, TartletError, UnknownProgram
 from tartlet_common.rpc.tenancy import EVERYONE
 from tartlet_protos import common_pb2, programs_pb2
@@ -47,8 +48,9 @@ class Births:
         """Check that a program may start another one.
 
         Raises:
-            NotAllowed: it is a native program, and its source is in no catalogue.
+            NotAllowed: its grants don't name that one, or it is a native program, and its source is in no catalogue.
         """
+        check_shared(parent.grants, "spawn", asked.inferlet or parent.spec.name)  # control may not know the parent
         if not asked.inferlet and parent.spec.language == _NATIVE:
             raise NotAllowed(what="its own source for a child outside the sandbox", remedy="Name an inferlet.")
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import selectors
 import threading
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import thread as executors
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from inferlet._running.loop import POLL_EVERY, ProgramLoop
 from inferlet._wire import host
@@ -24,6 +25,16 @@ if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
 _OWN = 2  # files of each loop: the runtime's socket, and the one that wakes the loop
+
+
+class WatchedItem(executors._WorkItem):  # type: ignore[type-arg]  # noqa: SLF001 - nothing else tells when work ends
+    """A function that waits for a thread of an executor, or runs there. It is gone when its future's callbacks ran."""
+
+    alive: ClassVar[weakref.WeakSet[WatchedItem]] = weakref.WeakSet()
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.alive.add(self)
 
 
 class PolledBackend(host.Backend, Protocol):
@@ -74,11 +85,11 @@ class HostSelector(selectors.BaseSelector):
 
     def _is_alone(self) -> bool:
         """Return whether nothing but the host can end a wait."""
-        if len(self._inner.get_map()) > _OWN or self.threads:
+        if len(self._inner.get_map()) > _OWN or self.threads or WatchedItem.alive:
             return False
         if threading.active_count() == 1:
             return True
-        idle = executors._threads_queues  # noqa: SLF001 - nothing else tells them apart
+        idle = executors._threads_queues  # noqa: SLF001 - nothing else tells executors' threads apart
         return all(each is threading.main_thread() or each in idle for each in threading.enumerate())
 
     def _poll(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -114,6 +125,7 @@ class NativeLoop(ProgramLoop, asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         backend: Any = host.backend
+        executors._WorkItem = WatchedItem  # type: ignore[assignment, misc]  # noqa: SLF001 - for all executors
         self._host_selector = HostSelector(backend)
         super().__init__(self._host_selector)
 
