@@ -83,13 +83,13 @@ class Births(Protocol):
     def launch(self, parent: Any, asked: Asked, ticket: int) -> Stream:
         """Start a child, or find the one that this ticket has started."""
 
-    def follow(self, program_id: str, offset: int) -> Stream:
+    def follow(self, parent: Any, program_id: str, offset: int) -> Stream:
         """Read a child's output from an offset on."""
 
     async def send(self, parent: Any, program_id: str, message: bytes, ticket: int) -> None:
         """Send a message, which arrives once for each ticket. Raises what the child's runtime answers."""
 
-    async def kill(self, program_id: str, reason: str) -> None:
+    async def kill(self, parent: Any, program_id: str, reason: str) -> None:
         """End a child. Raises what the child's runtime answers."""
 
 
@@ -137,7 +137,7 @@ class ChildOps:
         _awaited(record)
         child = parent.children.at(record.a)
         reason = payload[:1024].decode(errors="replace")
-        self._order(parent, child, record, partial(self.births.kill, child.program_id, reason))
+        self._order(parent, child, record, partial(self.births.kill, parent, child.program_id, reason))
 
     def next(self, parent: Parent, record: Record) -> None:
         """Tell what a child does next.
@@ -173,7 +173,7 @@ class ChildOps:
         held_bytes = 0
         try:
             for _ in range(_ATTEMPTS):
-                stream = stream or self.births.follow(child.program_id, child.reached)
+                stream = stream or self.births.follow(parent, child.program_id, child.reached)
                 try:
                     async for message in stream.messages():
                         for event in message.events:

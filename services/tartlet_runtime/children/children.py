@@ -40,6 +40,8 @@ class Child:
     """Bytes of these."""
     ticket: int = 0
     """The CHILD_NEXT that waits for the next one; 0: none does."""
+    is_foreign: bool = False
+    """Whether another run has started it: a fork's recorded run. Nothing can be sent to it, and it can't be killed."""
     is_over: bool = False
     """Whether its parent was told its end."""
     task: asyncio.Task[None] | None = None
@@ -124,7 +126,9 @@ class Children:
         if len(self.tasks) >= MAX_SENDINGS:
             raise TooManyCommands(in_flight=len(self.tasks), limit=MAX_SENDINGS)
 
-    def remember(self, payloads: bytes, record: Record, a: int, b: int, answer: bytes) -> None:
+    def remember(
+        self, payloads: bytes, record: Record, a: int, b: int, answer: bytes, *, is_foreign: bool = False
+    ) -> None:
         """Take what an earlier runtime has answered.
 
         Args:
@@ -133,11 +137,15 @@ class Children:
             a: of the answer.
             b: of the answer.
             answer: its payload.
+            is_foreign: whether it has answered another run, whose children aren't this one's.
         """
         if record.op == Op.SPAWN:
             asked = Asked.of(payloads[record.offset : record.offset + record.length])
             self.started += 1 + asked.children
-            self._enter(record.a).program_id = answer.decode()
+            child = self._enter(record.a)
+            child.is_foreign = is_foreign
+            if not is_foreign:  # whoever brings a journal chooses the ids in it
+                child.program_id = answer.decode()
         elif (child := self.by_number.get(record.a)) is not None:
             child.reached = b
             child.is_over = a != ChildEvent.MESSAGE
@@ -145,7 +153,9 @@ class Children:
     @property
     def left(self) -> list[Child]:
         """The children whose end the program wasn't told."""
-        return [child for child in self.by_number.values() if not child.is_over and child.program_id]
+        return [
+            child for child in self.by_number.values() if not child.is_over and (child.program_id or child.is_foreign)
+        ]
 
     def close(self) -> None:
         """Stop reading: the run has ended."""

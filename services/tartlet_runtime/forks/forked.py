@@ -21,6 +21,7 @@ from tartlet_runtime.forks.cutting import Past
 from tartlet_runtime.journal.records import CommandDigest
 from tartlet_runtime.program.program import MakeGuest, Program
 from tartlet_runtime.program.recovered import RecoveredProgram
+from tartlet_runtime.program.rerun import CHILD_OPS
 from tartlet_runtime.program.spans import ProgramSpan
 from tartlet_runtime.program.spec import ProgramSpec
 from tartlet_runtime.program.world import World
@@ -86,6 +87,12 @@ class ForkedProgram(RecoveredProgram):
         delivery = super()._remembered()
         self._told += delivery is not None
         return delivery
+
+    def _remember(self, payloads: bytes, record: Record, a: int, b: int, answer: bytes) -> None:
+        if record.op in CHILD_OPS:
+            self.children.remember(payloads, record, a, b, answer, is_foreign=True)
+        else:
+            super()._remember(payloads, record, a, b, answer)
 
     def _matches(self, digest: bytes) -> bool:
         return True  # `_remembered` has compared the commands, and says more

@@ -79,7 +79,7 @@ class FakeBirths:
         self.streams.append(FakeStream())
         return self.streams[-1]
 
-    def follow(self, program_id: str, offset: int) -> FakeStream:
+    def follow(self, parent: Any, program_id: str, offset: int) -> FakeStream:
         self.followed.append(offset)
         return self.launch(None, Asked(), 0)
 
@@ -90,7 +90,7 @@ class FakeBirths:
             raise Unavailable(what="its runtime", detail="away")
         self.sent.append((message, ticket))
 
-    async def kill(self, program_id: str, reason: str) -> None:
+    async def kill(self, parent: Any, program_id: str, reason: str) -> None:
         self.killed.append(reason)
 
 
@@ -276,3 +276,14 @@ async def test_a_program_that_begins_again_asks_behind_what_its_journal_has() ->
         await until(lambda: rig.births.followed == [5])
         rig.births.streams[-1].add(_Event.ENDED, 5, b"done")
         await rig.told((5, ChildEvent.RESULT, 6, b"done"))
+
+
+async def test_a_forks_recorded_children_are_out_of_its_reach() -> None:
+    async with rigged() as rig:
+        record = Record(int(Op.SPAWN), int(Flag.AWAIT), 1, 0, 1, 0, 0, 0, 2)
+        rig.parent.children.remember(b"{}", record, 1, 0, b"somebody", is_foreign=True)
+        assert [child.number for child in rig.parent.children.left] == [1], "they keep the fork from going on live"
+        for op, payload in ((rig.ops.kill, b""), (rig.ops.send, b"hey"), (rig.ops.next, None)):
+            with pytest.raises(UnknownResource):
+                rig.do(op, 2, payload)
+        assert (rig.births.killed, rig.births.sent, rig.births.followed) == ([], [], [])

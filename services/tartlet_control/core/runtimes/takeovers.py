@@ -278,7 +278,7 @@ class Takeovers:
         program = self._lifecycle.programs.get(orphan.program_id)
         log.warning("program %s is lost with its runtime: %s", orphan.program_id, error)
         if program is not None:
-            if isinstance(error, UnknownProgram):  # it has no journal, so it has never begun
+            if isinstance(error, UnknownProgram) or not program.has_begun:  # nobody can ever read its output
                 self._lifecycle.keys.forget(program.tenant, program.idempotency_key, program.id)
             self._lifecycle.forget(program, RuntimeLost())
         elif orphan.found is not None:

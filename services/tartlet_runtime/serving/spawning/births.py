@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tartlet_common.capabilities import check_shared
 from tartlet_common.errors.registry import NotAllowed, ProgramKilled, TartletError, UnknownProgram
-from tartlet_common.rpc.tenancy import EVERYONE
+from tartlet_common.rpc.tenancy import Scope
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.children.asked import Asked, key_of, seed_of, sending_key, within
 from tartlet_runtime.children.child_ops import Stream
@@ -100,15 +100,16 @@ class Births:
             detached=asked.detached,
         )
 
-    def follow(self, program_id: str, offset: int) -> Stream:
+    def follow(self, parent: Program, program_id: str, offset: int) -> Stream:
         """Read a program's output from an offset on, here or at the runtime that control names."""
         call = Call(self._driver, expected=1, asked_s=self._table.now_s)
-        program = self._table.known(program_id)
+        scope = Scope(parent.spec.tenant)
+        program = self._table.known(program_id, scope)
         if program is not None:
             call.accept(0, program_id)
             call.watch(program.output, 0, offset)
         else:
-            self._relay.attach(call, [(0, programs_pb2.AttachTo(program_id=program_id, offset=offset))], EVERYONE)
+            self._relay.attach(call, [(0, programs_pb2.AttachTo(program_id=program_id, offset=offset))], scope)
         return call
 
     async def send(self, parent: Program, program_id: str, message: bytes, ticket: int) -> None:
@@ -119,10 +120,11 @@ class Births:
         """
         key = sending_key(parent.program_id, parent.spec.seed, ticket)
         item = programs_pb2.SendItem(program_id=program_id, message=message, key=key)
-        program = self._table.known(program_id)
+        scope = Scope(parent.spec.tenant)
+        program = self._table.known(program_id, scope)
         error: TartletError | None
         if program is None:
-            (error,) = await self._relay.send([item], EVERYONE)
+            (error,) = await self._relay.send([item], scope)
         elif program.state >= State.ENDING and not (program.goes_on or program.mail.knows(key)):
             error = UnknownProgram(program=f"{program_id}: it has ended")
         else:
@@ -130,16 +132,17 @@ class Births:
         if error is not None:
             raise error
 
-    async def kill(self, program_id: str, reason: str) -> None:
+    async def kill(self, parent: Program, program_id: str, reason: str) -> None:
         """End a child.
 
         Raises:
             UnknownProgram, Unavailable: as `Kill` answers a client.
         """
-        program = self._table.known(program_id)
+        scope = Scope(parent.spec.tenant)
+        program = self._table.known(program_id, scope)
         if program is not None:
             program.end(ProgramKilled(reason=reason or "by its parent"))
             return
-        (error,) = await self._relay.kill([program_id], reason, EVERYONE)
+        (error,) = await self._relay.kill([program_id], reason, scope)
         if error is not None:
             raise error
