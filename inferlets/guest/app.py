@@ -16,7 +16,7 @@ import calendar, datetime, decimal, fractions, math, numbers, random, secrets, s
 import difflib, email.utils, fnmatch, glob, keyword, locale, pprint, re, reprlib, string, stringprep, textwrap  # noqa: E401, F401
 import errno, gc, graphlib, heapq, itertools, shutil, signal, socket, tempfile, token, tokenize, types, typing  # noqa: E401, F401
 import unicodedata, unittest, urllib.parse, warnings, weakref, xml.etree.ElementTree, zipfile, zoneinfo  # noqa: E401, F401
-import configparser, email, ipaddress, mimetypes, tomllib  # noqa: E401, F401
+import configparser, email.message, email.parser, ipaddress, mimetypes, tomllib  # noqa: E401, F401
 import encodings.ascii, encodings.cp437, encodings.idna, encodings.latin_1, encodings.utf_16, encodings.utf_8  # noqa: E401, F401
 
 import importlib
@@ -33,7 +33,7 @@ import inferlet._hints.sandbox
 
 _OUTSIDE_ONLY = {"inferlet._running.native", "inferlet._running.native_loop"}  # run a program without the sandbox
 
-for _package in (email, importlib, zipfile):  # their parts are imported when they are needed first
+for _package in (importlib, zipfile):  # their parts are imported when they are needed first
     for _module in pkgutil.walk_packages(_package.__path__, f"{_package.__name__}."):
         if not _module.name.endswith("__main__"):
             importlib.import_module(_module.name)

@@ -60,7 +60,7 @@ def default_limits(settings: RuntimeSettings) -> ProgramLimits:
     )
 
 
-PYTHON_BYTES = 22 << 20
+PYTHON_BYTES = 24 << 20
 """Memory that the Python guest has when it starts, in whole MiB: with less no Python program runs."""
 
 
