@@ -142,10 +142,10 @@ class Children:
         if record.op == Op.SPAWN:
             asked = Asked.of(payloads[record.offset : record.offset + record.length])
             self.started += 1 + asked.children
-            child = self._enter(record.a)
-            child.is_foreign = is_foreign
+            entered = self._enter(record.a)
+            entered.is_foreign = is_foreign
             if not is_foreign:  # whoever brings a journal chooses the ids in it
-                child.program_id = answer.decode()
+                entered.program_id = answer.decode()
         elif (child := self.by_number.get(record.a)) is not None:
             child.reached = b
             child.is_over = a != ChildEvent.MESSAGE
