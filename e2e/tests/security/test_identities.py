@@ -22,15 +22,21 @@ from tartlet_common.rpc.access import ACCESS, IDENTITIES
 PROGRAMS = {
     *("Programs/Launch", "Programs/Attach", "Programs/Send", "Programs/Kill"),
     *("Programs/List", "Programs/Validate", "Programs/Upload", "Programs/RuntimeState"),
+    *("Programs/ExportJournal", "Programs/ImportJournal"),
 }
 CATALOGUE = {"Catalogue/Upload", "Catalogue/Put", "Catalogue/Delete", "Catalogue/Get", "Catalogue/List"}
 MAY: dict[str, set[str]] = {
     "client": PROGRAMS,
-    "gateway": {*PROGRAMS, *CATALOGUE, "Control/FetchBlob", "Control/WatchState", "Control/EndSession"},
+    "gateway": {
+        *PROGRAMS,
+        *CATALOGUE,
+        *("Control/FetchBlob", "Control/WatchState", "Control/WatchProgram", "Control/EndSession", "Store/Ask"),
+    },
     "operator": {
         *PROGRAMS,
         *CATALOGUE,
         *("Control/FetchBlob", "Control/State", "Control/WatchEngines", "Control/WatchState", "Control/EndSession"),
+        "Control/WatchProgram",
         *("Control/Cordon", "Control/Drain", "Control/Resume", "Control/SetOrder"),
     },
     "runtime": {
@@ -123,7 +129,7 @@ def ask(kube: Kube, identities: dict[str, Identity], methods: Iterable[str] = ME
     servers = {
         service: f"{RELEASE}-{role}.{kube.namespace}.svc:{port}"
         for role, port, services in (
-            ("control", 7443, ("Control", "Catalogue", "Engine")),
+            ("control", 7443, ("Control", "Catalogue", "Store", "Engine")),
             ("runtime", 7444, ("Programs",)),
         )
         for service in services

@@ -43,7 +43,7 @@ def _services(server: grpc.aio.Server) -> None:
     # the generated bases answer UNIMPLEMENTED: a call that reaches one got through
     for module, names in (
         (programs_pb2_grpc, ("Programs",)),
-        (control_pb2_grpc, ("Control", "Catalogue")),
+        (control_pb2_grpc, ("Control", "Catalogue", "Store")),
         (engine_pb2_grpc, ("Engine",)),
     ):
         for name in names:
