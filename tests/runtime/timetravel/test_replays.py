@@ -113,7 +113,7 @@ def test_a_changed_program_diverges_at_its_line(
     assert f"{Diverged.__name__}: " in capsys.readouterr().err
     native = tool("replay", recorded, "--native", "--no-debugger", "--source", changed)
     assert native.returncode != 0
-    assert native.stderr.startswith(f"{Diverged.__name__}: ")
+    assert f"{Diverged.__name__}: " in native.stderr  # behind what the program prints until it diverges
 
 
 def test_journals_are_found_by_file_by_id_and_in_redis(recorded: Path, tmp_path: Path) -> None:
