@@ -48,7 +48,7 @@ def undisturbed(roles: Roles) -> tuple[list[str], str | None, list[str]]:
 
 async def kill(roles: Roles, runtime: str, order: str, pick: random.Random) -> None:
     """Kills a runtime and control, one after the other or both at once, and starts control again."""
-    await asyncio.sleep(pick.uniform(0.0, 0.2))
+    await asyncio.sleep(pick.uniform(0.0, 0.1))
     first, second = (runtime, "control") if order == "runtime" else ("control", runtime)
     roles.processes[first].kill()
     if order != "both":
@@ -64,7 +64,7 @@ async def test_a_program_outlives_its_runtime_and_control(
     roles: Roles, undisturbed: tuple[list[str], str | None, list[str]], order: str
 ) -> None:
     pick = random.Random(f"{SEED} {order}")
-    at_call = pick.randrange(ROUNDS)
+    at_call = pick.randrange(ROUNDS - 2)  # on a quick machine the last rounds may be over before the kill
     name = f"first-{order}"
     address = roles.start_runtime(name)
     deaths: list[asyncio.Future[None]] = []
