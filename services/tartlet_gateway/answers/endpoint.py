@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from tartlet_gateway.runs.caller import caller_of
 from tartlet_gateway.runs.events import Called, Counted, Delta, Event, Finished, Reasoned, Refused, Said
 from tartlet_gateway.runs.launch import closing
 from tartlet_gateway.runs.models import target
+from tartlet_gateway.runs.pacing import paced
 from tartlet_gateway.runs.sessions import BadSessionError, Session, session_of
 
 _STOPPING: Final = "The gateway stops: send the request again."
@@ -201,27 +203,18 @@ async def _stream(exchange: Exchange, reply: Reply, events: AsyncGenerator[Event
             await exchange.start(200, sse.HEADERS)
         await exchange.write(b"".join(map(encoded, told)) + comment)
 
-    coming = asyncio.ensure_future(anext(events, None))
     try:
-        while True:
-            await asyncio.wait((coming,), timeout=COMMENT_S if exchange.started else HEADERS_S)
-            if not coming.done():
-                await write(begun(), sse.COMMENT)
-                continue
-            event = coming.result()
-            if event is None:
-                break
-            if isinstance(event, Counted | Finished | Refused) or not getattr(event, "text", " "):
-                take(reply, event)
-            else:
-                await write([*begun(), *take(reply, event)])
-            coming = asyncio.ensure_future(anext(events, None))
+        async with aclosing(paced(events, lambda: COMMENT_S if exchange.started else HEADERS_S)) as coming:
+            async for event in coming:
+                if event is None:
+                    await write(begun(), sse.COMMENT)
+                elif isinstance(event, Counted | Finished | Refused) or not getattr(event, "text", " "):
+                    take(reply, event)
+                else:
+                    await write([*begun(), *take(reply, event)])
         await write([*begun(), *reply.end()])
     except (ApiError, TartletError) as e:
         if not exchange.started:
             raise
         await write(reply.fail(e if isinstance(e, ApiError) else from_tartlet(e)))
-    finally:
-        coming.cancel()
-        await asyncio.gather(coming, return_exceptions=True)
     await exchange.write(b"", more=False)

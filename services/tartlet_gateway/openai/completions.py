@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +32,7 @@ from tartlet_gateway.runs.caller import caller_of
 from tartlet_gateway.runs.events import Called, Counted, Delta, Event, Finished, Reasoned, Refused
 from tartlet_gateway.runs.launch import closing
 from tartlet_gateway.runs.models import target
+from tartlet_gateway.runs.pacing import paced
 from tartlet_gateway.runs.sessions import session_of
 
 HEADERS_S: Final = 10.0
@@ -160,24 +162,14 @@ class _Stream:
 
     async def _chunks(self, events: AsyncIterator[Event]) -> None:
         comments = 0
-        coming = asyncio.ensure_future(anext(events, None))
-        try:
-            while True:
-                wait_s = COMMENT_S if self._exchange.started else HEADERS_S
-                await asyncio.wait((coming,), timeout=wait_s)
-                if not coming.done():
+        async with aclosing(paced(events, lambda: COMMENT_S if self._exchange.started else HEADERS_S)) as coming:
+            async for event in coming:
+                if event is None:
                     comments += 1
                     await self._wait_on(pulse=comments % PULSES == 0)
-                    continue
-                event = coming.result()
-                if event is None:
-                    await self._write([self._reply.finish(left) for left in self._reply.unfinished()])
-                    return
-                await self._event(event)
-                coming = asyncio.ensure_future(anext(events, None))
-        finally:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
+                else:
+                    await self._event(event)
+        await self._write([self._reply.finish(left) for left in self._reply.unfinished()])
 
     async def _event(self, event: Event) -> None:
         match event:

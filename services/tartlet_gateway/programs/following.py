@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
-from typing import Any, Final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -17,7 +17,9 @@ from tartlet_gateway.openai.errors import ApiError
 from tartlet_gateway.programs.errors import TypedError
 from tartlet_gateway.programs.values import event_value
 from tartlet_gateway.runs.caller import caller_of
+from tartlet_gateway.runs.pacing import paced
 
+T = TypeVar("T")
 QUIET_S: Final = 1.0
 """The status waits this long for the first event, so that an unknown program is answered with its own status."""
 MAX_OFFSET: Final = (1 << 63) - 1
@@ -63,20 +65,18 @@ async def follow(exchange: Exchange, run: tartlet.Run, opening: bytes = b"") -> 
     Raises:
         TartletError: the program can't be followed, and nothing was written yet.
     """
+
+    def of(event: tartlet.Event) -> dict[str, Any]:
+        if isinstance(event, tartlet.Ended):
+            caller_of(exchange.scope).saw_end(event)
+        return event_value(event)
+
     try:
         if opening:
             await _write(exchange, opening)
-        while (event := await _next(exchange, run)) is not None:
-            if isinstance(event, tartlet.Ended):
-                caller_of(exchange.scope).saw_end(event)
-            await _write(exchange, encoded(event_value(event)))
-    except TartletError as e:
-        if not exchange.started:
-            raise
-        await exchange.write(encoded({"type": "error", **TypedError(e).body}))
+        await _write_all(exchange, run, of)
     finally:
         run.cancel()
-    await exchange.write(b"", more=False)
 
 
 async def follow_calls(exchange: Exchange, told: AsyncGenerator[dict[str, Any], None]) -> None:
@@ -85,37 +85,21 @@ async def follow_calls(exchange: Exchange, told: AsyncGenerator[dict[str, Any], 
     Raises:
         TartletError: the calls can't be followed, and nothing was written yet.
     """
-    asked: asyncio.Future[dict[str, Any] | None] | None = None
+    async with aclosing(told):
+        await _write_all(exchange, told, lambda value: {"type": "calls" if "calls" in value else "trace", **value})
+
+
+async def _write_all(exchange: Exchange, source: AsyncIterator[T], form: Callable[[T], dict[str, Any]]) -> None:
+    """Write an event for each item of a source, a comment while none comes, and the error in which the source ends."""
     try:
-        while True:
-            asked = asked or asyncio.ensure_future(anext(told, None))
-            done, _ = await asyncio.wait([asked], timeout=COMMENT_S if exchange.started else QUIET_S)
-            if not done:  # the generator would end if it were cancelled
-                await _write(exchange, sse.COMMENT)
-                continue
-            value, asked = asked.result(), None
-            if value is None:
-                break
-            await _write(exchange, encoded({"type": "calls" if "calls" in value else "trace", **value}))
+        async with aclosing(paced(source, lambda: COMMENT_S if exchange.started else QUIET_S)) as items:
+            async for item in items:
+                await _write(exchange, sse.COMMENT if item is None else encoded(form(item)))
     except TartletError as e:
         if not exchange.started:
             raise
         await exchange.write(encoded({"type": "error", **TypedError(e).body}))
-    finally:
-        if asked is not None:
-            asked.cancel()
-            await asyncio.gather(asked, return_exceptions=True)
-        await told.aclose()
     await exchange.write(b"", more=False)
-
-
-async def _next(exchange: Exchange, run: tartlet.Run) -> tartlet.Event | None:
-    while True:
-        try:
-            async with asyncio.timeout(COMMENT_S if exchange.started else QUIET_S):
-                return await anext(run, None)
-        except TimeoutError:
-            await _write(exchange, sse.COMMENT)
 
 
 async def _write(exchange: Exchange, data: bytes) -> None:
