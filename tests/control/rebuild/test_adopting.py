@@ -9,7 +9,7 @@ import pytest
 from tartlet_common.abi import Op
 from tartlet_control.tables.ledger import PAGES
 from tests.control.harness import Host
-from tests.control.rebuild.test_recovery import OPTIONS, SIZE, Writer, outcomes
+from tests.control.rebuild.test_recovery import OPTIONS, SIZE, Writer, begun, ended, outcomes
 
 
 def run(seed: int, deaths: float) -> tuple[list[dict[int, object]], int]:
@@ -20,12 +20,7 @@ def run(seed: int, deaths: float) -> tuple[list[dict[int, object]], int]:
     host = Host(OPTIONS, engines=2)
     chance = random.Random(seed + 1000)
     adopted = 0
-    writers = []
-    for n in range(3):
-        pick = random.Random(100 * seed + n)
-        writer = Writer(host.start(), pick)
-        writer.begin(0, [pick.randint(32, 126) for _ in range(pick.randint(1, 9))])
-        writers.append(writer)
+    writers = begun(host, seed)
     for _ in range(40):
         for writer in writers:
             writer.act()
@@ -40,15 +35,8 @@ def run(seed: int, deaths: float) -> tuple[list[dict[int, object]], int]:
                 host.pump()
                 adopted += sum(engine.adopted_tokens for engine in host.core.engines.values())
                 host.core.check_ledgers(recount=True)
-    host.run()
-    assert [w.guest.killed for w in writers] == [None] * 3
-    host.check_idle()
-    told: list[dict[int, object]] = [dict(outcomes(w.guest)) for w in writers]
-    for writer in writers:
-        host.end(writer.guest)
-        assert writer.guest.settled is not None
+    told = ended(host, writers)
     for engine in host.core.engines.values():
-        assert [p.num_held for p in engine.pools] == [0, 0, 0]
         engine.left.evict(engine.pools[PAGES].total)
         engine.prefixes.clear()
         assert engine.pools[PAGES].num_free == engine.pools[PAGES].total

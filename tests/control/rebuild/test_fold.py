@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tartlet_control.rebuild.comparing import differences
 from tartlet_control.recovery.checking import BookChecks
 from tests.control.harness import Guest, Host
-from tests.control.rebuild.test_recovery import OPTIONS, Writer, outcomes
+from tests.control.rebuild.test_recovery import OPTIONS, Writer, begun, ended
 
 
 def check_book(host: Host, guest: Guest) -> None:
@@ -21,16 +20,11 @@ def check_book(host: Host, guest: Guest) -> None:
         assert not differences(program, guest.history(), guest.told(), host.core.models.at)
 
 
-def run(seed: int, deaths: float, *, engine_deaths: float = 0.0, checks: bool = False) -> list[dict[int, Any]]:
+def run(seed: int, deaths: float, *, engine_deaths: float = 0.0, checks: bool = False) -> list[dict[int, object]]:
     """Run random programs, kill control at random, and return what every program was told."""
     host = Host(OPTIONS, engines=2)
     chance = random.Random(seed + 1000)
-    writers = []
-    for n in range(3):
-        pick = random.Random(100 * seed + n)
-        writer = Writer(host.start(), pick)
-        writer.begin(0, [pick.randint(32, 126) for _ in range(pick.randint(1, 9))])
-        writers.append(writer)
+    writers = begun(host, seed)
     joined = 2
     for _ in range(40):
         for writer in writers:
@@ -50,16 +44,11 @@ def run(seed: int, deaths: float, *, engine_deaths: float = 0.0, checks: bool = 
                 host.engines = [(state, fake) for state, fake in host.engines if state.id != gone]
                 joined += 1
                 host.join(f"e{joined}", OPTIONS)
-    host.run()
-    assert [w.guest.killed for w in writers] == [None] * 3
-    host.check_idle()
-    told: list[dict[int, Any]] = [dict(outcomes(w.guest)) for w in writers]
+    told = ended(host, writers)
     for writer in writers:
-        host.end(writer.guest)
         assert writer.guest.settled is not None
         assert writer.guest.settled.commands == len(writer.guest.sent)
     for engine in host.core.engines.values():
-        assert [p.num_held for p in engine.pools] == [0, 0, 0]
         assert engine.tables.num_held == engine.prefixes.num_branches
     return told
 

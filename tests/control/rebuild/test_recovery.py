@@ -148,18 +148,38 @@ def outcomes(guest: Guest) -> dict[int, tuple[Event, int, int, int, bytes]]:
     return told
 
 
-def run(
-    seed: int, deaths: float, options: FakeOptions = OPTIONS, engines: int = 2, drains: float = 0.0
-) -> list[dict[int, object]]:
-    """Run random programs, kill and drain engines at random, and return what every program was told."""
-    host = Host(options, engines=engines)
-    chance = random.Random(seed + 1000)
+def begun(host: Host, seed: int) -> list[Writer]:
+    """Start three programs with prompts."""
     writers = []
     for n in range(3):
         pick = random.Random(100 * seed + n)
         writer = Writer(host.start(), pick)
         writer.begin(0, [pick.randint(32, 126) for _ in range(pick.randint(1, 9))])
         writers.append(writer)
+    return writers
+
+
+def ended(host: Host, writers: list[Writer]) -> list[dict[int, object]]:
+    """Let programs finish and end, none of them killed, and nothing held. Returns what every program was told."""
+    host.run()
+    assert [w.guest.killed for w in writers] == [None] * len(writers)
+    host.check_idle()
+    told: list[dict[int, object]] = [dict(outcomes(w.guest)) for w in writers]
+    for writer in writers:
+        host.end(writer.guest)
+        assert writer.guest.settled is not None
+    for engine in host.core.engines.values():
+        assert [p.num_held for p in engine.pools] == [0, 0, 0]
+    return told
+
+
+def run(
+    seed: int, deaths: float, options: FakeOptions = OPTIONS, engines: int = 2, drains: float = 0.0
+) -> list[dict[int, object]]:
+    """Run random programs, kill and drain engines at random, and return what every program was told."""
+    host = Host(options, engines=engines)
+    chance = random.Random(seed + 1000)
+    writers = begun(host, seed)
     joined = engines
     for _ in range(40):
         for writer in writers:
@@ -180,15 +200,8 @@ def run(
                     host.run()
                     assert host.core.unused(drained)
                     host.core.on_engine_gone(drained)
-    host.run()
-    assert [w.guest.killed for w in writers] == [None] * 3
-    host.check_idle()
-    told: list[dict[int, object]] = [dict(outcomes(w.guest)) for w in writers]
-    for writer in writers:
-        host.end(writer.guest)
-        assert writer.guest.settled is not None
+    told = ended(host, writers)
     for engine in host.core.engines.values():
-        assert [p.num_held for p in engine.pools] == [0, 0, 0]
         assert engine.tables.num_held == engine.prefixes.num_branches
     return told
 
