@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Final, Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 import tartlet
 from tartlet_common.errors.registry import TartletError
-from tartlet_gateway.http.exchange import Exchange, StoppedError
+from tartlet_gateway.http.exchange import Exchange
 from tartlet_gateway.openai import sse
 from tartlet_gateway.openai.bodies import fields_of, json_body
 from tartlet_gateway.openai.completions import COMMENT_S, HEADERS_S
-from tartlet_gateway.openai.errors import JSON, ApiError, answer, from_tartlet, refusal
+from tartlet_gateway.openai.errors import JSON, ApiError, answer, from_tartlet, refusal, until_stopped
 from tartlet_gateway.openai.requests import ChatRequest, chat_arguments
 from tartlet_gateway.runs.backends import Backends
 from tartlet_gateway.runs.caller import caller_of
@@ -25,8 +26,6 @@ from tartlet_gateway.runs.launch import closing
 from tartlet_gateway.runs.models import target
 from tartlet_gateway.runs.pacing import paced
 from tartlet_gateway.runs.sessions import BadSessionError, Session, session_of
-
-_STOPPING: Final = "The gateway stops: send the request again."
 
 
 class Request(Protocol):
@@ -121,14 +120,8 @@ class Answers(Generic[R]):
             await answer(exchange, self._form.error(from_tartlet(e)))
 
     async def _answered(self, exchange: Exchange, request: R, chat: ChatRequest, body: bytes) -> None:
-        try:
-            await exchange.while_connected(self._serve(exchange, request, chat, body), self._stopped)
-        except StoppedError as e:
-            error = ApiError(503, _STOPPING, code="stopping")
-            if not exchange.started:
-                raise error from e
-            if request.stream and not exchange.ended:
-                await self.stop(exchange, request, error)
+        end = partial(self.stop, exchange, request) if request.stream else None
+        await until_stopped(exchange, self._serve(exchange, request, chat, body), self._stopped, end)
 
     async def stop(self, exchange: Exchange, request: R, error: ApiError) -> None:
         """End a stream because the gateway stops."""

@@ -13,7 +13,7 @@ from tartlet_gateway.http.exchange import Exchange, StoppedError
 from tartlet_gateway.messages.form import MessagesForm
 from tartlet_gateway.messages.requests import read_count
 from tartlet_gateway.openai.bodies import json_body
-from tartlet_gateway.openai.errors import JSON, ApiError, answer, from_tartlet
+from tartlet_gateway.openai.errors import JSON, ApiError, answer, from_tartlet, stopping
 from tartlet_gateway.openai.requests import chat_arguments
 from tartlet_gateway.openai.tokens import tokens_answer
 from tartlet_gateway.runs.backends import Backends
@@ -46,8 +46,7 @@ class CountTokens:
         except TartletError as e:
             await answer(exchange, form.error(from_tartlet(e)))
         except StoppedError:
-            stopping = ApiError(503, "The gateway stops: send the request again.", code="stopping")
-            await answer(exchange, form.error(stopping))
+            await answer(exchange, form.error(stopping()))
 
     async def _count(self, exchange: Exchange, body: bytes) -> int:
         request, chat = read_count(body)

@@ -12,10 +12,10 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from tartlet_common.errors.registry import TartletError
-from tartlet_gateway.http.exchange import Exchange, StoppedError
+from tartlet_gateway.http.exchange import Exchange
 from tartlet_gateway.openai import sse
 from tartlet_gateway.openai.bodies import fields_of, json_body
-from tartlet_gateway.openai.errors import JSON, ApiError, answering, from_tartlet, refusal
+from tartlet_gateway.openai.errors import JSON, ApiError, answering, from_tartlet, refusal, until_stopped
 from tartlet_gateway.openai.replies import Form, Reply
 from tartlet_gateway.openai.requests import (
     ChatRequest,
@@ -57,14 +57,12 @@ class Completions:
         async with answering(exchange):
             body = await json_body(exchange, self._backends.body_bytes)
             request, arguments = self._read(body)
-            try:
-                await exchange.while_connected(self._serve(exchange, request, arguments, body), self._stopped)
-            except StoppedError as e:
-                error = ApiError(503, "The gateway stops: send the request again.", code="stopping")
-                if not exchange.started:
-                    raise error from e
-                if request.stream and not exchange.ended:
-                    await exchange.write(sse.event(error.body) + sse.DONE, more=False)
+
+            async def end(error: ApiError) -> None:
+                await exchange.write(sse.event(error.body) + sse.DONE, more=False)
+
+            work = self._serve(exchange, request, arguments, body)
+            await until_stopped(exchange, work, self._stopped, end if request.stream else None)
 
     def _read(self, body: bytes) -> tuple[ChatRequest | CompletionRequest, dict[str, Any]]:
         if self._form == "chat":

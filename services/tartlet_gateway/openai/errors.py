@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from tartlet_common.errors import registry as errors
 from tartlet_common.errors.registry import TartletError
 from tartlet_common.errors.tracebacks import error_line
-from tartlet_gateway.http.exchange import Exchange, Headers
+from tartlet_gateway.http.exchange import Exchange, Headers, StoppedError
 from tartlet_gateway.runs.events import Refused
 from tartlet_gateway.runs.sessions import BadSessionError
 
+T = TypeVar("T")
 JSON: Final = (b"content-type", b"application/json")
 MAX_MESSAGE_CHARS: Final = 2000
 """The longest error message that is sent."""
@@ -134,6 +136,47 @@ def not_offered(name: str) -> ApiError:
     """Return the refusal of a field that would change the answer and that isn't offered."""
     told = f"{name} is not offered by this server yet: leave it out."
     return ApiError(400, told, param=name, code="unsupported_parameter")
+
+
+def stopping() -> ApiError:
+    """Return the refusal of a request whose reply takes longer than a gateway that stops gives it."""
+    return ApiError(503, "The gateway stops: send the request again.", code="stopping")
+
+
+async def until_stopped(
+    exchange: Exchange,
+    work: Coroutine[Any, Any, T],
+    stopped: asyncio.Event,
+    end: Callable[[ApiError], Awaitable[None]] | None = None,
+) -> T | None:
+    """Do the work of a request while its client is there and the gateway gives it time.
+
+    Args:
+        exchange: the request.
+        work: writes the reply, or returns it.
+        stopped: is set when the gateway gives requests no more time.
+        end: ends a stream that has begun and can't go on here; None: nothing can be told.
+
+    Returns:
+        The result of `work`; None if the gateway has stopped and the reply had begun.
+
+    Raises:
+        ApiError: 503, the gateway has stopped, and nothing was written.
+    """
+    try:
+        return await exchange.while_connected(work, stopped)
+    except StoppedError as e:
+        if not exchange.started:
+            raise stopping() from e
+        if end is not None and not exchange.ended:
+            await end(stopping())
+        return None
+
+
+async def left_open(exchange: Exchange, error: ApiError) -> None:
+    """End a stream without an error: its client goes on with another gateway, from the last event that it has."""
+    del error
+    await exchange.write(b"", more=False)
 
 
 async def refuse(exchange: Exchange, status: int, sentence: str) -> None:

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from tartlet_gateway.http.exchange import Exchange, StoppedError
 from tartlet_gateway.openai.bodies import decoded, json_body
-from tartlet_gateway.openai.errors import JSON, ApiError, answering, refusal
+from tartlet_gateway.openai.errors import JSON, ApiError, answering, refusal, stopping
 from tartlet_gateway.openai.tools import check_tools
 from tartlet_gateway.runs.backends import Backends
 from tartlet_gateway.runs.caller import Caller, caller_of
@@ -70,7 +70,7 @@ class Tokens:
             try:
                 answer = await exchange.while_connected(self._answer(request, caller_of(scope)), self._stopped)
             except StoppedError as e:
-                raise ApiError(503, "The gateway stops: send the request again.", code="stopping") from e
+                raise stopping() from e
             await exchange.reply(200, answer, [JSON])
 
     async def _answer(self, request: _Request, caller: Caller) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -12,9 +13,9 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 import tartlet
-from tartlet_gateway.http.exchange import Exchange, StoppedError
+from tartlet_gateway.http.exchange import Exchange
 from tartlet_gateway.openai.bodies import bounded_body
-from tartlet_gateway.openai.errors import JSON, ApiError
+from tartlet_gateway.openai.errors import JSON, ApiError, left_open, until_stopped
 from tartlet_gateway.programs.errors import answering
 from tartlet_gateway.runs.backends import Backends
 from tartlet_gateway.runs.caller import Caller, caller_of
@@ -86,13 +87,7 @@ class Endpoint:
         async with answering(exchange):
             body = await bounded_body(exchange, self._backends.body_bytes)
             call = Call(exchange, self._backends.of(caller).client, caller, body)
-            try:
-                answer = await exchange.while_connected(self._answer(call), self._stopped)
-            except StoppedError as e:
-                if not exchange.started:
-                    raise ApiError(503, "The gateway stops: send the request again.", code="stopping") from e
-                await exchange.write(b"", more=False)  # the client goes on with another gateway, from its last event
-                return
+            answer = await until_stopped(exchange, self._answer(call), self._stopped, partial(left_open, exchange))
             if answer is not None:
                 await exchange.reply(answer[0], msgspec.json.encode(answer[1]), [JSON])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -12,9 +13,9 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from tartlet_common.errors.registry import TartletError
-from tartlet_gateway.http.exchange import Exchange, StoppedError
+from tartlet_gateway.http.exchange import Exchange
 from tartlet_gateway.openai.bodies import bounded_body
-from tartlet_gateway.openai.errors import JSON, ApiError, answering
+from tartlet_gateway.openai.errors import JSON, ApiError, answering, left_open, until_stopped
 from tartlet_gateway.responses.endpoint import SETTLE_S, stream
 from tartlet_gateway.responses.recordings import Recording, Recordings
 from tartlet_gateway.responses.records import Record, input_items, response_of
@@ -152,13 +153,7 @@ class Stored:
         exchange = Exchange(scope, receive, send)
         async with answering(exchange):
             await bounded_body(exchange, self._backends.body_bytes)
-            try:
-                answer = await exchange.while_connected(self._answer(exchange), self._stopped)
-            except StoppedError as e:
-                if not exchange.started:
-                    raise ApiError(503, "The gateway stops: send the request again.", code="stopping") from e
-                await exchange.write(b"", more=False)  # the client goes on with another gateway, from its last event
-                return
+            answer = await until_stopped(exchange, self._answer(exchange), self._stopped, partial(left_open, exchange))
             if answer is not None:
                 await exchange.reply(200, msgspec.json.encode(answer), [JSON])
 
