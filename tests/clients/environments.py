@@ -60,6 +60,22 @@ def surroundings(home: Path, url: str, **more: str) -> dict[str, str]:
     return {**own, **nothing, **here, **more}
 
 
+def ran(home: Path, url: str, *command: str | Path, timeout_s: float, **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs a client to its end, which must be a good one."""
+    done = subprocess.run(
+        command,
+        env=surroundings(home, url, **more),
+        cwd=home,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done
+
+
 def _kept(name: str, lock: bytes, make: Callable[[Path], None]) -> Path:
     folder = KEPT / f"{name}-{hashlib.sha256(lock).hexdigest()[:12]}"
     KEPT.mkdir(parents=True, exist_ok=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.clients.environments import node_of, surroundings
+from tests.clients.environments import node_of, ran
 from tests.gateway.conftest import Gateway
 
 pytestmark = [pytest.mark.beyond_gate, pytest.mark.timeout(500)]
@@ -16,18 +15,8 @@ pytestmark = [pytest.mark.beyond_gate, pytest.mark.timeout(500)]
 
 def said(gateway: Gateway, home: Path, *command: str | Path, **more: str) -> str:
     """Returns what an agent prints."""
-    ran = subprocess.run(
-        command,
-        env=surroundings(home, gateway.url, **more),
-        cwd=home,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-3000:]
-    return ran.stdout + ran.stderr
+    done = ran(home, gateway.url, *command, timeout_s=200, **more)
+    return done.stdout + done.stderr
 
 
 def test_codex(gateway: Gateway, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.environments import node_of, python_of, surroundings
+from tests.clients.environments import node_of, python_of, ran
 from tests.gateway.conftest import Gateway
 from tests.lacking import lacking
 
@@ -19,19 +19,10 @@ SAID = "You said: hello"
 ANSWERED = "The tool said: 42"
 
 
-def asks(gateway: Gateway, home: Path, *command: str | Path, **more: str) -> dict[str, Any]:
+def asks(gateway: Gateway, home: Path, *command: str | Path) -> dict[str, Any]:
     """Runs a program of a client, and returns the JSON that it prints last."""
-    ran = subprocess.run(
-        command,
-        env=surroundings(home, gateway.url, **more),
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    told: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    done = ran(home, gateway.url, *command, timeout_s=300)
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told
 
 

@@ -169,7 +169,7 @@ class ChildOps:
     async def _follow(
         self, parent: Parent, child: Child, stream: Stream | None, record: Record | None, asked: Asked | None
     ) -> None:
-        """Read a child's output to its end, at each of its runtimes. `record` is its SPAWN until that is answered."""
+        """Read a child's output to its end, at each of its runtimes. `record`: the SPAWN without an answer."""
         held_bytes = 0
         try:
             for _ in range(_ATTEMPTS):

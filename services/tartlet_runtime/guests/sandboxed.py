@@ -237,7 +237,7 @@ class WasmGuests:
 
         Raises:
             InvalidSource: it has a syntax error, or takes longer than a program may compute.
-            InvalidBundle, BundleTooLarge, NativePackage: it is an archive that is refused.
+            InvalidBundle, BundleTooLarge, NativePackage: the source is an archive that is refused.
         """
         text = check_text(source)
         limits = GuestLimits(cpu_burst_s=limit_s)
@@ -302,7 +302,7 @@ def check_text(source: bytes) -> str:
 
     Raises:
         InvalidSource: it isn't UTF-8, or has a NUL.
-        InvalidBundle, BundleTooLarge, NativePackage: it is an archive that is refused.
+        InvalidBundle, BundleTooLarge, NativePackage: the source is an archive that is refused.
     """
     if is_bundle(source):
         check_bundle(source)

@@ -192,7 +192,7 @@ def _traced(source: bytes, filename: str) -> str:
     """Return a Python program with the tracer behind its text, in the form in which the guest takes it.
 
     Raises:
-        InvalidBundle, BundleTooLarge, NativePackage: it is an archive that is refused.
+        InvalidBundle, BundleTooLarge, NativePackage: the source is an archive that is refused.
     """
 
     def behind(text: bytes, root: str) -> bytes:

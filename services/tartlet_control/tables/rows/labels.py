@@ -13,7 +13,7 @@ from tartlet_common.engine.defaults import MAX_KEPT_ROWS
 
 
 class Labels:
-    """What a worker knows of its pages, and what it is to be told.
+    """The digests that a worker has of its pages, and the changes that control has yet to tell the worker.
 
     Example:
         >>> labels = Labels()
