@@ -1,7 +1,8 @@
 """Pages of suspended programs in the host's memory: one gathered transfer out, and one back.
 
-On a CUDA device the memory is pinned and the transfers run on a stream of their own, beside what the device computes.
-The device's stream waits only for the gathering of pages that go out, and for pages that come back.
+On a CUDA device the memory is pinned, and the transfers run on a stream of their own, beside what the device computes.
+A step that brings pages back doesn't wait for them, and neither does the host. The first step that uses one of these
+pages waits on the device.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import time
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from tartlet_common.engine.step import Swaps
+from tartlet_common.engine.step import EMPTY_I32, CopyKvPage, Forward, Step, Swaps
+from tartlet_worker.copy_stream import Arrival, CopyStream, CudaCopies
 from tartlet_worker.csr import Ints
+from tartlet_worker.page_tables import PageTables
 from tartlet_worker.pools import Pools
 
 _TRIED = 64
@@ -23,62 +27,112 @@ _TRIED = 64
 class HostPages:
     """Host memory for a number of pages of an engine.
 
-    On a CUDA device `kv` is [pages, layers, 2, kv_heads, page_size, head_dim]: a page is contiguous, so a run of pages
-    is one copy. On a CPU it is as the pools' own, [layers, 2, pages, ...]: values keep their neighbours.
+    With a stream of copies `kv` is [pages, layers, 2, kv_heads, page_size, head_dim]: a page is contiguous, so a run of
+    pages is one copy. On a CPU it is as the pools' own, [layers, 2, pages, ...]: values keep their neighbours.
     """
 
-    def __init__(self, pools: Pools, count: int) -> None:
-        """Reserve memory for `count` pages. On a CPU the system maps it when it is used first."""
+    def __init__(self, pools: Pools, count: int, copies: CopyStream | None = None) -> None:
+        """Reserve memory for `count` pages. On a CPU the system maps it when it is used first.
+
+        `copies`: runs beside the computing; None: that of the pools' device, if it is a CUDA device.
+        """
         self._pools = pools
         self.count = count
-        self._cuda = pools.kv.is_cuda
+        cuda = pools.kv.is_cuda
+        self._copies = CudaCopies(pools.kv.device) if copies is None and cuda else copies
         layers, both, _, heads, size, dim = pools.kv.shape
-        shape = (count, layers, both, heads, size, dim) if self._cuda else (layers, both, count, heads, size, dim)
-        self.kv = torch.empty(shape, dtype=pools.kv.dtype, pin_memory=self._cuda)
+        apart = self._copies is not None
+        shape = (count, layers, both, heads, size, dim) if apart else (layers, both, count, heads, size, dim)
+        self.kv = torch.empty(shape, dtype=pools.kv.dtype, pin_memory=cuda)
         self._position = np.full((count, size), -1, np.int32)
         self._hidden = np.zeros((count, size), np.bool_)
-        self._stream = torch.cuda.Stream(pools.kv.device) if self._cuda else None
+        self._coming: list[tuple[Ints, Arrival]] = []  # pages that may not be there yet
+
+    # ---- out ------------------------------------------------------------------------------------------------------
 
     def copy_out(self, swaps: Swaps) -> None:
         """Copy the pages that leave, before anything else changes them."""
         if not len(swaps.out_page):
             return
         pools, pages = self._pools, swaps.out_page
+        self.wait_for(pages)
         gathered = pools.kv.index_select(2, pools.index(pages))
-        if self._stream is None:
+        if self._copies is None:
             self.kv.index_copy_(2, pools.index(swaps.out_host), gathered)
         else:
-            gathered = gathered.permute(2, 0, 1, 3, 4, 5).contiguous()
-            self._stream.wait_stream(torch.cuda.current_stream(gathered.device))
-            with torch.cuda.stream(self._stream):
-                for first, last in _runs(swaps.out_host):
-                    to = int(swaps.out_host[first])
-                    self.kv[to : to + last - first].copy_(gathered[first:last], non_blocking=True)
-            gathered.record_stream(self._stream)
+            self._send(gathered.permute(2, 0, 1, 3, 4, 5).contiguous(), swaps.out_host, self._copies)
         self._position[swaps.out_host] = pools.position[pages]
         self._hidden[swaps.out_host] = pools.hidden[pages]
 
+    def _send(self, gathered: torch.Tensor, to: Ints, copies: CopyStream) -> None:
+        def send() -> None:
+            for first, last in _runs(to):
+                at = int(to[first])
+                self.kv[at : at + last - first].copy_(gathered[first:last], non_blocking=True)
+            _used_here(gathered)
+
+        copies.launch(send, after_computing=True)
+
+    # ---- back -----------------------------------------------------------------------------------------------------
+
     def copy_in(self, swaps: Swaps) -> None:
-        """Copy pages back into pages that were cleared."""
+        """Copy pages back into pages that were cleared. `wait_for` comes before these are used."""
         if not len(swaps.in_page):
             return
         pools, pages = self._pools, swaps.in_page
-        if self._stream is None:
-            come = self.kv.index_select(2, pools.index(swaps.in_host))
+        if self._copies is None:
+            pools.kv.index_copy_(2, pools.index(pages), self.kv.index_select(2, pools.index(swaps.in_host)))
         else:
-            come = torch.empty((len(pages), *self.kv.shape[1:]), dtype=self.kv.dtype, device=pools.kv.device)
-            self._stream.wait_stream(torch.cuda.current_stream(come.device))
-            with torch.cuda.stream(self._stream):
-                for first, last in _runs(swaps.in_host):
-                    at = int(swaps.in_host[first])
-                    come[first:last].copy_(self.kv[at : at + last - first], non_blocking=True)
-            torch.cuda.current_stream(come.device).wait_stream(self._stream)
-            come.record_stream(self._stream)
-            come = come.permute(1, 2, 0, 3, 4, 5)
-        pools.kv.index_copy_(2, pools.index(pages), come)
+            self._coming.append((pages, self._receive(swaps.in_host, pools.index(pages), self._copies)))
         pools.position[pages] = self._position[swaps.in_host]
         pools.hidden[pages] = self._hidden[swaps.in_host]
         pools.refresh(pages)
+
+    def _receive(self, at: Ints, into: torch.Tensor, copies: CopyStream) -> Arrival:
+        """Launch the copies from the host, and once the pages are cleared, the writing of the pages."""
+        come: list[torch.Tensor] = []
+        kv = self._pools.kv
+
+        def receive() -> None:
+            whole = torch.empty((len(at), *self.kv.shape[1:]), dtype=kv.dtype, device=kv.device)
+            for first, last in _runs(at):
+                host = int(at[first])
+                whole[first:last].copy_(self.kv[host : host + last - first], non_blocking=True)
+            come.append(whole)
+
+        def write() -> None:
+            kv.index_copy_(2, into, come.pop().permute(1, 2, 0, 3, 4, 5))
+            _used_here(into)
+
+        copies.launch(receive, after_computing=False)
+        return copies.launch(write, after_computing=True)
+
+    # ---- steps that use pages ---------------------------------------------------------------------------------------
+
+    def wait_for(self, pages: Ints) -> None:
+        """Let what is computed from now on wait for the pages among these that are still coming."""
+        still = []
+        for coming, there in self._coming:
+            if there.done():
+                continue
+            if np.isin(coming, pages).any():
+                there.hold_computing()
+            else:
+                still.append((coming, there))
+        self._coming = still
+
+    def wait_for_step(self, step: Step, tables: PageTables) -> None:
+        """Let a step wait for the pages that its batches use, if any is still coming. The tables are the step's."""
+        if self._coming:
+            self.wait_for(_pages_used(step, tables))
+
+    def wait_for_all(self) -> None:
+        """Let what is computed from now on wait for all pages."""
+        for _, there in self._coming:
+            there.hold_computing()
+        self._coming.clear()
+
+    # ---- costs ------------------------------------------------------------------------------------------------------
 
     def measure(self) -> int:
         """Return the nanoseconds to bring one of many pages out or back; call this before the engine is used."""
@@ -89,11 +143,30 @@ class HostPages:
             start = time.perf_counter_ns()
             self.copy_out(both)
             self.copy_in(both)
-            if self._cuda:
+            self.wait_for_all()
+            if self.kv.is_pinned():
                 torch.cuda.synchronize(self._pools.kv.device)
             took_ns.append(time.perf_counter_ns() - start)
         self._pools.clear_pages(ids)
         return max(1, min(took_ns) // (2 * len(ids)))
+
+
+def _pages_used(step: Step, tables: PageTables) -> Ints:
+    """Return the pages whose keys and values the batches of a step read or write."""
+    used: list[npt.NDArray[np.int32]] = [EMPTY_I32]
+    for batch in step.batches:
+        if isinstance(batch, Forward):
+            used += [batch.ikv, batch.okv]
+            used += [tables.rows[table, : tables.count[table]] for table in batch.table.tolist() if table >= 0]
+        elif isinstance(batch, CopyKvPage):
+            used += [batch.src, batch.dst]
+    return np.concatenate(used)
+
+
+def _used_here(tensor: torch.Tensor) -> None:
+    """Keep a tensor's memory until the current stream has done what was launched on it so far."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 def _runs(ids: Ints) -> list[tuple[int, int]]:

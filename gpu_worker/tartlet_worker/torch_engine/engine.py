@@ -88,6 +88,8 @@ class TorchEngine:
         """See `Engine.reset`."""
         if self._next is not None:
             self._next.forget()
+        if self._host is not None:
+            self._host.wait_for_all()
         self._pools.reset(keep)
         self._poisoned.clear()
 
@@ -128,14 +130,18 @@ class TorchEngine:
 
     def _begin(self, step: Step) -> None:
         """Clear and change what a step wants cleared and changed before its batches."""
-        if self._host is not None:
-            self._host.copy_out(step.swaps)
+        host = self._host
+        if host is not None:
+            host.copy_out(step.swaps)
+            host.wait_for(step.clear_pages)
         self._pools.clear_pages(step.clear_pages)
-        if self._host is not None:
-            self._host.copy_in(step.swaps)
+        if host is not None:
+            host.copy_in(step.swaps)
         self._pools.clear_embeds(step.clear_embeds)
         self._pools.clear_slots(step.clear_slots)
         self._pools.tables.change(step.tables, self._pools.position)
+        if host is not None:
+            host.wait_for_step(step, self._pools.tables)
         self._poisoned.difference_update(step.reset_lanes.tolist())
 
     def _run(self, step: Step, at: int, following: Following) -> tuple[BatchResult, int]:

@@ -63,6 +63,7 @@ class Rebuilder:
         """Suspended places without an engine."""
         self.making: dict[Place, None] = {}
         """Places whose contents are being computed again."""
+        self._coming: dict[Place, int] = {}  # those whose pages come with a step of others: the steps before that one
         self.trials = Trials(lifecycle)
         self.counters = Counters()
         self._now = 0.0
@@ -121,12 +122,14 @@ class Rebuilder:
             self._unplace(place)
         settle(place)
         until = suspension.undo(place)
-        obstacle = _obstacle(place)
+        obstacle = suspension.obstacle(place)
         if program.alone >= trials.DEATHS_ALONE:
-            detail = f"{engine.id}, which is the {_ordinal(program.alone)} in a row that died while it ran it alone"
+            detail = (
+                f"{engine.id}, which is the {trials.ordinal(program.alone)} in a row that died while it ran it alone"
+            )
             self._end(place, WorkerLost(engine=detail))
         elif obstacle:
-            self._end(place, error if not isinstance(error, WorkerLost) else _not_plain(error, obstacle))
+            self._end(place, error if not isinstance(error, WorkerLost) else suspension.not_plain(error, obstacle))
         else:
             if place.recovery is None:
                 place.recovery = Recovery(engine.spec, error, self._now)
@@ -147,7 +150,7 @@ class Rebuilder:
         self._lifecycle.kill(place.program, error)
 
     def _forget(self, place: Place) -> None:
-        for places in (self.leaving, self.waiting, self.making):
+        for places in (self.leaving, self.waiting, self.making, self._coming):
             places.pop(place, None)
 
     def _unplace(self, place: Place) -> None:
@@ -203,7 +206,7 @@ class Rebuilder:
         if place.recovery is None and place.program.live:
             settle(place)
         tried = place in self.trials.running.values()
-        return place.recovery is None and place.program.live and not tried and not _obstacle(place)
+        return place.recovery is None and place.program.live and not tried and not suspension.obstacle(place)
 
     def has_room(self, place: Place) -> bool:
         """Return whether another engine has room for a program, beside the programs that are on their way."""
@@ -216,7 +219,7 @@ class Rebuilder:
         assert engine is not None
         if place.log:
             return
-        if _obstacle(place):
+        if suspension.obstacle(place):
             del self.leaving[place]
             self._open(place)
             return
@@ -238,6 +241,8 @@ class Rebuilder:
         self.trials.forget_ended()
         for place in [p for p in (*self.leaving, *self.waiting, *self.making) if not p.program.live]:
             self._forget(place)
+        for place in list(self._coming):
+            self._make(place)
         for place in list(self.leaving):
             self._leave(place)
         full: set[EngineState] = set()
@@ -333,7 +338,7 @@ class Rebuilder:
         taking.take(place, engine, EMBEDS, [*book.embeds, *range(remaking.SCRATCH, remaking.SCRATCH + scratch)])
         taking.take(place, engine, SLOTS, [*book.slots, remaking.SCRATCH])
         tables = taking.take_tables(place, engine, {row: page for row, (_, page) in adopted.items()})
-        there = swapping.bring_back(place, engine, tables) | adopted.keys()
+        there = (come := swapping.bring_back(place, engine, tables)) | adopted.keys()
         engine.adopted_tokens += len(adopted) * engine.spec.page_size
         made = plan(book.tables.values(), book.embeds, scratch, engine.spec.page_size, there)
         place.lost = made.lost
@@ -347,8 +352,20 @@ class Rebuilder:
         commands = remaking.commands(own, made, tables, book.slots, self._now)
         recovery.until[own] = own.settled + sum(bool(c.kind) for c in commands)
         own.pending.extend(commands)
-        self._runner.advance(own)
+        if come:
+            self._coming[place] = engine.host.num_steps
+        self._make(place)
         return True
+
+    def _make(self, place: Place) -> None:
+        """Let the commands that make a place's state again be sent, unless a step of others brings its pages first."""
+        engine = place.engine
+        assert engine is not None
+        batcher = self._lifecycle.batchers[engine]
+        if self._coming.get(place) == engine.host.num_steps and batcher.waiting and batcher.only is None:
+            return
+        self._coming.pop(place, None)
+        self._runner.advance(place.own_queue())
 
     def _remade(self, place: Place) -> None:
         """Let a program go on, because all that makes its state again has been sent."""
@@ -381,17 +398,3 @@ class Rebuilder:
             if queue.poison is not None:
                 self._runner.drain_poisoned(queue)
             self._runner.advance(queue)
-
-
-def _obstacle(place: Place) -> str:
-    """Return the call that keeps a program's state from being made again; "" if nothing does."""
-    return "grammar" if place.grammars else place.book.obstacle()
-
-
-def _not_plain(error: TartletError, call: str) -> WorkerLost:
-    lost = error.fields.get("engine", "")
-    return WorkerLost(engine=f"{lost}; what {call} has made can't be made again", call=call)
-
-
-def _ordinal(count: int) -> str:
-    return {2: "second"}.get(count, f"{count}th")

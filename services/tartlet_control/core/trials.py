@@ -64,3 +64,8 @@ class Trials:
         batcher = self._lifecycle.batchers.get(engine)
         if batcher is not None:
             batcher.only = None
+
+
+def ordinal(count: int) -> str:
+    """Return how a count of at least 2 is read: "second", "3th" and so on."""
+    return {2: "second"}.get(count, f"{count}th")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from tartlet_common.errors.registry import TartletError, WorkerLost
 from tartlet_control.calls.queue import Barrier, Synchronize
 from tartlet_control.calls.tables import ForwardTable, Reused, Share, Table
 from tartlet_control.rebuild.notes import share_key
@@ -102,3 +103,14 @@ def count_tables(place: Place) -> None:
                 waited.waiting += 1
     kept = place.book.tables
     place.tables = {n: table for n, table in place.tables.items() if table.waiting or n in kept}
+
+
+def obstacle(place: Place) -> str:
+    """Return the call that keeps a program's state from being made again; "" if nothing does."""
+    return "grammar" if place.grammars else place.book.obstacle()
+
+
+def not_plain(error: TartletError, call: str) -> WorkerLost:
+    """Return how a program ends whose engine is lost, if a call keeps its state from being made again."""
+    lost = error.fields.get("engine", "")
+    return WorkerLost(engine=f"{lost}; what {call} has made can't be made again", call=call)

@@ -23,12 +23,14 @@ class HostMemory:
         ([1, 2], 4)
     """
 
-    __slots__ = ("_come", "_done", "_leave", "page_ns", "pool")
+    __slots__ = ("_come", "_done", "_leave", "num_steps", "page_ns", "pool")
 
     def __init__(self, count: int, page_ns: int) -> None:
         """`page_ns`: nanoseconds to copy one of many pages, one way."""
         self.pool = Pool("host pages", count)
         self.page_ns = page_ns
+        self.num_steps = 0
+        """Steps that took copies along, or could have."""
         self._leave: dict[int, int] = {}  # pages by the host page that takes them
         self._come: dict[int, int] = {}  # host pages by the page that takes them
         self._done: list[int] = []  # host pages that are free once the next step is formed
@@ -66,6 +68,7 @@ class HostMemory:
 
     def take_in(self) -> Swaps:
         """Return the copies in that the next step makes, after its copies out."""
+        self.num_steps += 1
         done, self._done = self._done, []
         self.pool.release(done)
         if not self._come:

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tartlet_common.abi import Op
@@ -173,3 +174,16 @@ def test_pages_kept_in_host_memory_are_given_back_when_their_program_or_engine_g
             break
     alone = {p.guest.program_id: p.guest.tokens() for p in expected}
     assert all(p.guest.tokens() == alone[p.guest.program_id] for p in rest)
+
+
+def test_pages_come_back_beside_a_step_of_others_and_are_read_by_a_later_one() -> None:
+    host, programs = wave(12, pages=60, host_pages=200)
+    finish(host, programs)
+    bring = [step for step in host.steps if len(step.swaps.in_page)]
+    beside = [step for step in bring if not np.isin(step.tables.rows, step.swaps.in_page).any()]
+    assert len(beside) > len(bring) / 2
+    assert all(step.batches for step in beside), "nobody waits for a step that computes nothing"
+    for step in bring:
+        if all(step is not other for other in beside):
+            lanes = {lane for batch in step.batches for lane in batch.lane.tolist()}
+            assert len(lanes) == 1, "a step that reads the pages that it brings computes for their program alone"

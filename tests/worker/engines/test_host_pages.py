@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from tartlet_common.engine.step import EMPTY_I32, Step, Swaps
 from tartlet_common.errors.registry import OutOfDeviceMemory
-from tartlet_worker.host_pages import _runs
+from tartlet_worker.host_pages import HostPages, _runs
+from tartlet_worker.sampling.torch_sampler import TorchSampler
 from tartlet_worker.torch_engine.engine import TorchEngine
 from tartlet_worker.torch_engine.loader import load_engine
-from tests.worker.driver import i32
+from tests.worker.driver import Driver, changes, copy_batch, embed_batch, forward_batch, i32
 from tests.worker.families import checkpoint
 
 NAME = "llama3-grouped"
@@ -77,3 +81,145 @@ def test_host_pages_are_counted_in_whole_pages() -> None:
     one = load_engine(checkpoint(NAME), dtype="float32", num_pages=4).spec.kv_bytes_per_token * 4
     spec = load_engine(checkpoint(NAME), dtype="float32", page_size=4, num_pages=4, host_kv_bytes=3 * one - 1).spec
     assert spec.host_pages == 2
+
+
+class LateCopies:
+    """A stream whose work is done only when the computing waits for it, or when the test lets it."""
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], None]] = []
+        self.ran = 0
+        self.waits: list[int] = []  # how much work the computing waited for, each time
+
+    def launch(self, work: Callable[[], None], *, after_computing: bool) -> Arrived:
+        self.work.append(work)
+        return Arrived(self, len(self.work))
+
+    def run(self, until: int) -> None:
+        while self.ran < until:
+            self.ran += 1
+            self.work[self.ran - 1]()
+
+
+class Arrived:
+    def __init__(self, copies: LateCopies, at: int) -> None:
+        self.copies, self.at = copies, at
+
+    def done(self) -> bool:
+        return self.copies.ran >= self.at
+
+    def hold_computing(self) -> None:
+        self.copies.waits.append(self.at)
+        self.copies.run(self.at)
+
+
+def beside(engine: TorchEngine) -> tuple[TorchEngine, LateCopies]:
+    """Return an engine over the same pools whose copies run late."""
+    copies = LateCopies()
+    host = HostPages(engine.pools, HOST, copies)
+    sampler = TorchSampler()
+    return TorchEngine(engine.spec, engine.decoder, engine.pools, sampler, engine.tokenizer_json(), host=host), copies
+
+
+def small(host_pages: int = HOST) -> TorchEngine:
+    one = load_engine(checkpoint(NAME), dtype="float32", page_size=4, num_pages=1).spec.kv_bytes_per_token * 4
+    return load_engine(
+        checkpoint(NAME), dtype="float32", page_size=4, num_pages=PAGES, num_embeds=64, host_kv_bytes=host_pages * one
+    )
+
+
+def uses(pages: list[int], into: int, seed: int) -> tuple[Any, Any]:
+    """A forward of four tokens that reads pages and writes another."""
+    embeds = [*range(4 * (seed % 8), 4 * (seed % 8) + 4)]
+    tokens = embed_batch([{"embed": embeds, "token": [seed % 50 + 3 + i for i in range(4)], "position": range(40, 44)}])
+    return tokens, forward_batch([{"ikv": pages, "iemb": embeds, "okv": [into], "oemb": embeds}])
+
+
+def test_steps_of_others_go_on_while_pages_come_back() -> None:
+    engine, copies = beside(small())
+    driver = Driver(engine)
+    for page in range(4):
+        driver.prefill([5 + page, 7, 9, 11], [page], embed0=40)
+    before = engine.pools.kv[:, :, [0, 1]].clone()
+    driver.step(swaps=Swaps(i32([0, 1]), i32([4, 2]), EMPTY_I32, EMPTY_I32), clear_pages=i32([0, 1]))
+    driver.step(clear_pages=i32([8]), swaps=Swaps(EMPTY_I32, EMPTY_I32, i32([4]), i32([8])))
+    driver.step(*uses([2], 5, 1), clear_pages=i32([9]), swaps=Swaps(EMPTY_I32, EMPTY_I32, i32([2]), i32([9])))
+    for seed in range(3):
+        driver.ok(*uses([2, 3], 5, seed))
+    assert copies.waits == []
+    assert not engine.pools.kv[:, :, [8, 9]].any(), "nothing has come yet"
+    driver.ok(*uses([3, 8], 6, 4))
+    assert len(copies.waits) == 1
+    assert torch.equal(engine.pools.kv[:, :, 8], before[:, :, 0])
+    assert not engine.pools.kv[:, :, 9].any(), "what nobody needs yet is not waited for"
+    driver.step(tables=changes((1, 1, 0, [3, 9])))
+    assert len(copies.waits) == 1, "a table that nothing reads needs no pages"
+    driver.ok(*uses([2], 5, 5))
+    commands = [{"table": 1, "okv_offset": 7, "iemb": [20], "oemb": [20]}]
+    driver.embed([9], [20], [7])
+    driver.ok(forward_batch(commands))
+    assert len(copies.waits) == 2
+    assert torch.equal(engine.pools.kv[:, :, 9, :, :3], before[:, :, 1, :, :3])
+    driver.ok(*uses([8, 9], 5, 6))
+    assert len(copies.waits) == 2, "a page is waited for once"
+
+
+@pytest.mark.parametrize("use", ["clear", "out", "copy", "write", "reset"])
+def test_whatever_touches_a_page_that_comes_waits_for_it(use: str) -> None:
+    engine, copies = beside(small())
+    driver = Driver(engine)
+    driver.prefill([5, 7, 9, 11], [0])
+    kv = engine.pools.kv[:, :, 0].clone()
+    driver.step(swaps=Swaps(i32([0]), i32([3]), EMPTY_I32, EMPTY_I32), clear_pages=i32([0]))
+    driver.step(clear_pages=i32([6]), swaps=Swaps(EMPTY_I32, EMPTY_I32, i32([3]), i32([6])))
+    assert copies.waits == []
+    if use == "clear":
+        driver.step(clear_pages=i32([6]))
+    elif use == "out":
+        driver.step(swaps=Swaps(i32([6]), i32([1]), EMPTY_I32, EMPTY_I32))
+    elif use == "copy":
+        driver.ok(copy_batch(6, 7, 0, 0, 4))
+        assert torch.equal(engine.pools.kv[:, :, 7], kv)
+    elif use == "write":
+        driver.ok(*uses([], 6, 1))
+    else:
+        engine.reset()
+    assert len(copies.waits) == 1
+    copies.run(len(copies.work))
+    came_last = torch.equal(engine.pools.kv[:, :, 6], kv)
+    assert came_last == (use in {"out", "copy"}), "what came late didn't overwrite what came after"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order_of_steps_computes_what_it_would_without_the_stream(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    plain = small()
+    late, copies = beside(small())
+    both = [Driver(plain), Driver(late)]
+    for driver in both:
+        for page in range(PAGES):
+            driver.prefill([5 + page, 7, 9, 11], [page], embed0=60)
+    kept: dict[int, int] = {}  # host pages that hold something
+    for number in range(25):
+        pages = rng.permutation(PAGES).tolist()
+        leave = [pages.pop() for _ in range(rng.integers(0, 3)) if len(kept) < HOST]
+        free = [host for host in range(HOST) if host not in kept]
+        out = dict(zip(leave, rng.permutation(free)[: len(leave)].tolist(), strict=False))
+        kept.update({host: page for page, host in out.items()})
+        back = rng.permutation([*kept])[: rng.integers(0, 3)].tolist()
+        into = [pages.pop() for _ in back]
+        for host in back:
+            del kept[host]
+        read = rng.permutation(PAGES)[:3].tolist()
+        batches = [*uses(read, pages[0], number), copy_batch(pages[1], pages[2], 0, 0, 4)] if rng.random() < 0.6 else []
+        swaps = Swaps(i32([*out]), i32([*out.values()]), i32(back), i32(into))
+        clear = i32([*into, *leave[:1]])
+        answers = [d.step(*batches, clear_pages=clear, swaps=swaps) for d in both]
+        for ours, theirs in zip(answers[0].results, answers[1].results, strict=True):
+            assert np.array_equal(ours.status, theirs.status)
+        assert torch.equal(plain.pools.embeds, late.pools.embeds)
+        if rng.random() < 0.3:
+            copies.run(int(rng.integers(copies.ran, len(copies.work) + 1)))
+    late.reset(keep=range(PAGES))
+    assert torch.equal(plain.pools.kv[:, :, :PAGES], late.pools.kv[:, :, :PAGES])
+    assert np.array_equal(plain.pools.position, late.pools.position)
