@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import inferlet
 
 
 async def main(args: list[str]) -> str:  # noqa: RET503 - continue_as_new doesn't return
     """`args`: messages of a run, messages in all, and the state: messages so far, their sum, runs."""
+    assert sys.argv[1:] == args, "each run has the arguments that the run before gave it"
     every, last, count, total, runs = (int(arg) for arg in args)
     async with inferlet.Context(seed=1) as ctx:
         ctx.fill("some pages to hold")
