@@ -64,7 +64,7 @@ def goals(documents: Mapping[str, Document]) -> Iterator[str]:
 def details(documents: Mapping[str, Document]) -> Iterator[str]:
     """Every table of every benchmark."""
     for document in documents.values():
-        for report in document["reports"]:
+        for report in (r for r in document["reports"] if r["rows"]):  # the others are plots alone
             yield ""
             yield f"**{report['name']}**: {report['title']}"
             yield ""

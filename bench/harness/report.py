@@ -129,7 +129,8 @@ def emit(reports: Sequence[Report], args: argparse.Namespace) -> int:
             table.add_column(column, justify="left" if i == 0 else "right")
         for row in r.rows:
             table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row))
-        console.print(table)
+        if r.rows:  # else: a plot alone
+            console.print(table)
         for line in (*r.notes, *map(str, r.goals)):
             console.print(f"  {line}", highlight=False)
     m = machine()

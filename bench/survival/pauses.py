@@ -1,7 +1,9 @@
 """How long programs stand still when a process is killed: the longest time between two tokens of each program.
 
 The programs decode on a fake engine whose steps take 20 ms. One more engine of the same kind stands by. Once all
-programs decode, SIGKILL hits the process. The variant "nothing" kills none: its gaps are those of a busy machine.
+programs decode, SIGKILL hits the process. The variant "nothing" kills none: its gaps are those of a busy machine. A
+runtime or control that was killed is started again at once on the same machine. With "standby" a second control waits
+for the lease in a Redis, and takes it when the killed one has not renewed it for `lease_s`.
 """
 
 from __future__ import annotations
@@ -16,47 +18,69 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 
 import tartlet
 from bench.harness import report
+from bench.harness.redis import redis_server
 from bench.harness.stack import running_stack, until_engines
 from bench.overhead import HERE
 from bench.product.common import install_uvloop
 from tartlet.local import LocalStack
 
-VICTIMS = ("nothing", "worker", "runtime", "control")
-DEFAULT_VICTIMS = ("nothing", "worker")
+STANDBY = "control, standby"
+VICTIMS = ("nothing", "worker", "runtime", "control", STANDBY)
+BY_NAME = {victim.rpartition(" ")[2]: victim for victim in VICTIMS}
+"""The variants, by what `--kill` calls them."""
 PROGRAMS = (1, 1000)
 TOKENS = 24
 STEP_S = 0.02
 SETTLE_S = 0.2
-GOAL_S = 2.0
-WORKER = ("--engine", "fake", "--fake-step-s", str(STEP_S), "--log-level", "warning")
+STANDS_BY_S = 3.0
+"""How long a second control has for its start, before the first one may be killed."""
+GOALS_S = {"worker": 2.0, "control": 3.0, STANDBY: 3.0}
+"""The longest pause of one program at the most. A runtime has no goal: a program waits for its start and its re-run."""
+SHARES = (50, 90, 99, 100)
+WORKER = ("--engine", "fake", "--fake-step-s", str(STEP_S))
 
 
 @asynccontextmanager
-async def stack_with_spare(runtime: Sequence[str]) -> AsyncIterator[LocalStack]:
-    """Start a stack, and a second worker that programs can go on at. `runtime`: flags of the runtime."""
-    place = Path(tempfile.mkdtemp(prefix="tt-"))
-    flags = {"worker": WORKER[2:4], "runtime": runtime}
+async def stack_with_spare(runtime: Sequence[str], *, standby: bool) -> AsyncIterator[LocalStack]:
+    """Start a stack, and a second worker that programs can go on at.
+
+    Args:
+        runtime: flags of the runtime.
+        standby: whether a second control waits for the first one's lease.
+    """
+    async with AsyncExitStack() as stacks:
+        place = Path(tempfile.mkdtemp(prefix="tt-"))
+        stacks.callback(shutil.rmtree, place, ignore_errors=True)
+        lease = ["--lease-url", stacks.enter_context(redis_server())] if standby else []
+        flags = {"worker": WORKER[2:], "runtime": runtime, "control": lease}
+        stack = await stacks.enter_async_context(running_stack(engine="fake", flags=flags, directory=place))
+        await stacks.enter_async_context(another(place, "worker", *WORKER))
+        if standby:
+            await stacks.enter_async_context(another(place, "control", *lease))
+            await asyncio.sleep(STANDS_BY_S)
+        yield stack
+
+
+@asynccontextmanager
+async def another(place: Path, role: str, *flags: str) -> AsyncIterator[None]:
+    """Start one more process of a role beside the stack in a directory."""
+    env = {**os.environ, "TARTLET_RUN_DIR": str(place)}
+    command = [sys.executable, "-m", "tartlet_cli", "serve", "--role", role, "--log-level", "warning", *flags]
+    with (place / "logs" / f"another-{role}.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, env=env, stdout=log, stderr=log)
     try:
-        async with running_stack(engine="fake", flags=flags, directory=place) as stack:
-            env = {**os.environ, "TARTLET_RUN_DIR": str(place)}
-            command = [sys.executable, "-m", "tartlet_cli", "serve", "--role", "worker", *WORKER]
-            with (place / "logs" / "spare.log").open("wb") as log:
-                spare = await asyncio.create_subprocess_exec(*command, env=env, stdout=log, stderr=log)
-                try:
-                    yield stack
-                finally:
-                    with contextlib.suppress(ProcessLookupError):
-                        spare.kill()
-                    await spare.wait()
+        yield
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 async def gaps(stack: LocalStack, victim: str, programs: int) -> list[float]:
@@ -92,7 +116,7 @@ async def gaps(stack: LocalStack, victim: str, programs: int) -> list[float]:
             await client.send_many([(program_id, b"go") for program_id in launched])
             await asyncio.sleep(SETTLE_S)
             if victim != "nothing":
-                os.kill(stack.pid(victim), signal.SIGKILL)
+                os.kill(stack.pid(victim.partition(",")[0]), signal.SIGKILL)
         return results
 
 
@@ -101,7 +125,7 @@ async def measure(args: argparse.Namespace) -> dict[tuple[str, int], list[float]
     seen: dict[tuple[str, int], list[float]] = {}
     for programs in args.programs:
         for victim in args.kill:
-            async with stack_with_spare(("--capacity", str(programs + 8))) as stack:
+            async with stack_with_spare(("--capacity", str(programs + 8)), standby=victim == STANDBY) as stack:
                 begin_s = time.monotonic()
                 found = await gaps(stack, victim, programs)
             seen[victim, programs] = found
@@ -112,28 +136,34 @@ async def measure(args: argparse.Namespace) -> dict[tuple[str, int], list[float]
     return seen
 
 
-def table(seen: dict[tuple[str, int], list[float]]) -> report.Report:
-    """Make the table."""
-    made = report.Report("pauses", "Longest pause of each program", ["killed", "programs", "median s", "longest s"])
-    made.x_label, made.y_label = "killed", "longest pause of the median program, s"
+def tables(seen: dict[tuple[str, int], list[float]]) -> list[report.Report]:
+    """Make the table, with bars of the median programs, and for each number of programs a plot of all of them."""
+    columns = ["killed", "programs", *(f"{share}% s" if share < max(SHARES) else "longest s" for share in SHARES)]
+    made = [report.Report("pauses", "Longest pause of each program", columns)]
+    made[0].x_label, made[0].y_label = "killed", "longest pause of the median program, s"
     for (victim, programs), values in seen.items():
-        made.rows.append((victim, programs, float(np.median(values)), max(values)))
-    alone = seen.get(("worker", 1))
-    if alone:
-        made.goals.append(
-            report.Goal("worker killed, one program, longest pause, s", max(alone), GOAL_S, at_least=False)
-        )
+        made[0].rows.append((victim, programs, *(float(np.percentile(values, share)) for share in SHARES)))
+        if programs == 1 and victim in GOALS_S:
+            name = f"{victim} killed, one program, longest pause, s"
+            made[0].goals.append(report.Goal(name, max(values), GOALS_S[victim], at_least=False))
     for programs in dict.fromkeys(n for _, n in seen):
-        rows = [(victim, float(np.median(v))) for (victim, n), v in seen.items() if n == programs]
-        made.series.append(report.Series(f"{programs} programs", [v for v, _ in rows], [s for _, s in rows]))
+        rows = [(victim, sorted(v)) for (victim, n), v in seen.items() if n == programs]
+        medians = [float(np.median(v)) for _, v in rows]
+        made[0].series.append(report.Series(f"{programs} programs", [victim for victim, _ in rows], medians))
+        if programs > 1:
+            made.append(report.Report(f"pauses-{programs}", f"Pauses of {programs} programs", []))
+            made[-1].x_label, made[-1].y_label = "longest pause of a program, s", "% of programs, at most"
+            for victim, values in rows:
+                shares = [100 * (i + 1) / len(values) for i in range(len(values))]
+                made[-1].series.append(report.Series(victim, values, shares))
     return made
 
 
 def _names(text: str) -> list[str]:
     names = text.split(",")
-    if unknown := set(names) - set(VICTIMS):
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: choose from {', '.join(VICTIMS)}")
-    return names
+    if unknown := set(names) - set(BY_NAME):
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: choose from {', '.join(BY_NAME)}")
+    return [BY_NAME[name] for name in names]
 
 
 def _counts(text: str) -> list[int]:
@@ -143,13 +173,13 @@ def _counts(text: str) -> list[int]:
 def main() -> int:
     """Run the command line."""
     parser = report.parser("pauses", __doc__, repeat=1)
-    told = f"what to kill, of {', '.join(VICTIMS)} (default {','.join(DEFAULT_VICTIMS)})"
-    parser.add_argument("--kill", type=_names, default=list(DEFAULT_VICTIMS), metavar="LIST", help=told)
+    told = f"what to kill, of {', '.join(BY_NAME)} (default: each in turn); standby: control beside a second one"
+    parser.add_argument("--kill", type=_names, default=list(VICTIMS), metavar="LIST", help=told)
     told = f"how many at a time (default {','.join(map(str, PROGRAMS))})"
     parser.add_argument("--programs", type=_counts, default=list(PROGRAMS), metavar="LIST", help=told)
     args = parser.parse_args()
     install_uvloop()
-    return report.emit([table(asyncio.run(measure(args)))], args)
+    return report.emit(tables(asyncio.run(measure(args))), args)
 
 
 if __name__ == "__main__":
