@@ -10,6 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.books import (  # noqa: F401 - hooks of pytest
+    pytest_configure,
+    pytest_runtest_teardown,
+    pytest_terminal_summary,
+    pytest_unconfigure,
+)
 from tests.run_directory import run_directory
 
 # A test and its processes share two cores, on which further threads would only wait for each other.

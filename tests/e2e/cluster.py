@@ -113,8 +113,8 @@ class Cluster:
         for names, files in self.identities.items():
             self._write(files, names)
 
-    def start(self, name: str, role: str, *flags: str, tls: Tls | None = None) -> Role:
-        """Starts a role; `name` identifies it in this cluster."""
+    def start(self, name: str, role: str, *flags: str, tls: Tls | None = None, module: str = "") -> Role:
+        """Starts a role; `name` identifies it in this cluster. `module` runs in place of the role's own."""
         if tls is not None:
             flags = (*flags, "--tls-certificate", str(tls.certificate), "--tls-key", str(tls.key))
             flags = (*flags, "--tls-authority", str(tls.authority), "--tls-domain", tls.domain)
@@ -123,8 +123,9 @@ class Cluster:
         health, log = f"127.0.0.1:{free_port()}", home / "log"
         read, write = os.pipe()
         with log.open("ab") as out:
+            own = ("--health-address", health, "--ready-fd", str(write))
             process = subprocess.Popen(
-                [sys.executable, "-m", f"tartlet_{role}", *flags, "--health-address", health, "--ready-fd", str(write)],
+                [sys.executable, "-m", module or f"tartlet_{role}", *flags, *own],
                 pass_fds=[write],
                 stderr=out,
                 env={**os.environ, "TARTLET_RUN_DIR": str(home)},
@@ -133,8 +134,9 @@ class Cluster:
         self.roles[name] = Role(process, read, health, log)
         return self.roles[name]
 
-    def start_control(self, *flags: str) -> Role:
-        return self.start("control", "control", "--address", self.control, *flags, tls=self.identity("control"))
+    def start_control(self, *flags: str, module: str = "") -> Role:
+        flags = ("--address", self.control, *flags)
+        return self.start("control", "control", *flags, tls=self.identity("control"), module=module)
 
     def start_runtime(self, number: int) -> Role:
         flags = ["--address", self.runtimes[number], "--control", self.dialled]

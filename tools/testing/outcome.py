@@ -19,6 +19,8 @@ MAX_RETRIED: Final = 10
 """More failures than this are no flaky tests: they are not run again."""
 
 _CLOSING: Final = re.compile(r"=*\s?(?P<counts>\d+ [a-z]+(?:, \d+ [a-z]+)*) in [\d.:]+s?\b[^=]*=*$")
+_BOOKS: Final = re.compile(r"^books: (\d+) compared with folds, of (\d+) programs, (\d+) wrong$", re.MULTILINE)
+"""What `tests/books.py` says at the end of a run."""
 _WORDS: Final = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "recovered", "warnings", "errors")
 
 
@@ -71,6 +73,25 @@ def counts(output: str) -> Counter[str]:
             pairs = (pair.split() for pair in found["counts"].split(", "))
             return Counter({_plural(word): int(number) for number, word in pairs})
     return Counter()
+
+
+def books(outputs: Iterable[str]) -> str:
+    """Adds up what several runs say about control's books; "" if none says anything.
+
+    Example:
+        >>> books(["books: 3 compared with folds, of 2 programs, 0 wrong"] * 2 + ["1 passed in 1.0s"])
+        'books: 6 compared with folds, of 4 programs, 0 wrong'
+    """
+    rows = [found.groups() for output in outputs for found in _BOOKS.finditer(output)]
+    if not rows:
+        return ""
+    comparisons, programs, wrong = (sum(map(int, column)) for column in zip(*rows, strict=True))
+    return f"books: {comparisons} compared with folds, of {programs} programs, {wrong} wrong"
+
+
+def has_wrong_books(line: str) -> bool:
+    """Returns whether a line of `books` counts wrong ones."""
+    return bool(line) and not line.endswith(", 0 wrong")
 
 
 def _plural(word: str) -> str:

@@ -63,6 +63,7 @@ class Runner:
         self.environment = dict(os.environ if environment is None else environment)
         self.total = Counter[str]()
         self._recovered: tuple[str, ...] = ()
+        self._books = ""
 
     def run(self, parts: Sequence[Part], exceptions: Exceptions | None = None) -> int:
         """Runs all parts, then what failed once more, and returns the exit status of the whole.
@@ -77,6 +78,11 @@ class Runner:
         for test in recovered:
             print(f"== recovered: {test} failed at first and passed when run again", flush=True)
         if len(parts) > 1:
+            if self._books:
+                print(f"== {self._books}", flush=True)
+            if outcome.has_wrong_books(self._books):
+                print("== failed: a book of control was wrong, which no second run forgives", flush=True)
+                status = status or outcome.FAILED
             self.total["recovered"] = len(recovered)
             print(outcome.closing_line(self.total, time.monotonic() - start), flush=True)
         return status
@@ -148,6 +154,7 @@ class Runner:
             return
         text = process.output.read_text(errors="replace")
         self.total += outcome.counts(text)
+        self._books = outcome.books([self._books, text])
         seconds = time.monotonic() - process.start
         print(f"{text}== {process.part.name}: {seconds:.0f} s, status {process.popen.returncode}", flush=True)
 

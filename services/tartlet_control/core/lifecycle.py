@@ -7,7 +7,7 @@ the next holder of a page meets the page in a later step, cleared.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from tartlet_control.order.sessions import ALONE, IDLE_S, Belonging
 from tartlet_control.order.shares import has_place
 from tartlet_control.order.sizes import History
 from tartlet_control.rebuild import swapping
+from tartlet_control.rebuild.histories import Sent
 from tartlet_control.sharing.names import Names
 from tartlet_control.sharing.reuse import offer_all
 from tartlet_control.tables.answers import Answers
@@ -135,6 +136,8 @@ class Lifecycle:
         self.nowhere.outbox = Limbo()
         self.on_start: Callable[[ProgramState, StartRequest], None] = _nothing
         self.on_end: Callable[[ProgramState, TartletError | None], None] = _nothing
+        self.on_restored: Callable[[ProgramState, Sequence[Sent], Sequence[Sent]], None] = _nothing
+        """Called with the commands and the answers of which a program's state was made again."""
         self._max_programs = max_programs
         self._weights = weights or {}
         self._of_tenant: dict[str, int] = {}  # programs, by tenant

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,9 @@ CHANCE: Final = 0.25
 """How likely a program is to be compared after a step whose answers it got."""
 _PAUSES: Final = 9
 """Times the duration of a check that passes before the next one: checks take at most a tenth of the time."""
-_MOST_RECORDS: Final = 50_000
+_MOST_A_SECOND: Final = 50
+"""Checks a second at the most."""
+_MOST_RECORDS: Final = 10_000
 """Programs with more records are not compared any more."""
 _LEFT_OUT: Final = {Op.GRAMMAR, Op.DEALLOC_GRAMMAR}
 """Programs with these are not compared: another control can't go on with them."""
@@ -85,6 +88,7 @@ class BookChecks:
         self._submit = core.intake.submit
         self._pump = core.pump
         self._on_start, self._on_end = core.lifecycle.on_start, core.lifecycle.on_end
+        self._on_restored = core.lifecycle.on_restored
         self._on_moved = core.takeovers.on_moved
 
     def attach(self) -> None:
@@ -93,21 +97,36 @@ class BookChecks:
         core.intake.submit = self.submit  # type: ignore[method-assign]  # each command passes here
         core.pump = self.pump  # type: ignore[method-assign]
         core.lifecycle.on_start, core.lifecycle.on_end = self._begin, self._end
+        core.lifecycle.on_restored = self._restored
         core.takeovers.on_moved = self._moved
 
     # ---- what programs send and are told ------------------------------------------------------------------------
 
     def _begin(self, program: ProgramState, request: StartRequest) -> None:
-        session = program.session
+        self._listen(program.session)
+        if request.history or not request.running:  # else: another control knew its first commands, and nobody tells
+            self._shadows[program.id] = _Shadow()
+        self._on_start(program, request)
+
+    def _listen(self, session: RuntimeSession) -> None:
+        """Keep what programs of a runtime are told from now on."""
         if type(session.outbox) is Outbox:
             shadowed = _ShadowedOutbox()
             for name in Outbox.__slots__:
                 setattr(shadowed, name, getattr(session.outbox, name))
             shadowed.checks, shadowed.session = self, session
             session.outbox = shadowed
-        if not (request.running or request.history):  # else: another control knew its first commands
-            self._shadows[program.id] = _Shadow()
-        self._on_start(program, request)
+
+    def _restored(self, program: ProgramState, commands: Sequence[Sent], answers: Sequence[Sent]) -> None:
+        """Keep the history of a program of another control. What was submitted again meanwhile is part of it."""
+        shadow = self._shadows.get(program.id)
+        if shadow is not None:
+            self.programs += not shadow.commands
+            shadow.commands = list(commands)
+            shadow.told[:0] = answers
+            if len(commands) > _MOST_RECORDS:
+                self._forget(program)
+        self._on_restored(program, commands, answers)
 
     def _end(self, program: ProgramState, error: TartletError | None) -> None:
         self._forget(program)
@@ -119,7 +138,8 @@ class BookChecks:
 
     def _moved(self, program: ProgramState) -> None:
         """Keep what a program was told while it had no runtime. What it had heard before comes twice, to no effect."""
-        if program.answers is None or type(program.session.outbox) is Outbox:
+        self._listen(program.session)
+        if program.answers is None:
             self._forget(program)
         else:
             for answer in program.answers.rest:
@@ -165,23 +185,23 @@ class BookChecks:
             now = self._core.clock.now()
             if now >= self._free_s and self._pick.random() < CHANCE:
                 self.check(self._pick.choice(list(self._touched.values())))
-                self._free_s = now + (_PAUSES + 1) * (self._core.clock.now() - now)
+                took_s = self._core.clock.now() - now
+                self._free_s = now + max((_PAUSES + 1) * took_s, 1 / _MOST_A_SECOND)
             self._touched.clear()
         return look_at
 
     def check(self, program: ProgramState) -> None:
         """Compare a program's books with the fold of its history."""
         shadow, session = self._shadows.get(program.id), program.session
-        if shadow is None or not program.live or session is self._core.lifecycle.nowhere:
-            return
-        if program.commands != len(shadow.commands):  # its first commands came as a history: of a fork, for example
-            self._forget(program)
+        if shadow is None or not program.live or program.awaits_history or session is self._core.lifecycle.nowhere:
             return
         models = self._core.models
         try:
             found = differences(program, shadow.commands, shadow.told, lambda n: models.at(session.models.ours(n)))
         except TartletError as e:
             found = {"history": (repr(e), "it can't be folded")}
+        if found is not None and program.commands != len(shadow.commands):
+            found["commands"] = (program.commands, len(shadow.commands))
         if found is None:
             return
         self.checked += 1
@@ -198,4 +218,6 @@ class BookChecks:
             lines += [f"{part}:", f"  the book: {book}", f"  the fold: {folded}"]
         lines += [f"command {Op(record.op).name} {record}" for record, _ in shadow.commands[-200:]]
         lines += [f"answer {record}" for record, _ in shadow.told[-100:]]
-        (self._directory / f"wrong-{os.getpid()}-{self.wrong}").write_text("\n".join(lines))
+        unfinished = self._directory / f"unfinished-{os.getpid()}"
+        unfinished.write_text("\n".join(lines))
+        unfinished.rename(self._directory / f"wrong-{os.getpid()}-{self.wrong}")  # so that nobody reads a part of it

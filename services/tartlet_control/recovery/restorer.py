@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -117,7 +117,7 @@ class Restorer:
         for gone in self._whole.keys() - here:
             del self._whole[gone]
 
-    def restore(self, program: ProgramState, commands: Iterable[Sent], answers: Iterable[Sent]) -> None:
+    def restore(self, program: ProgramState, commands: Sequence[Sent], answers: Sequence[Sent]) -> None:
         """Let a program go on from where its history ends. If it can't, it ends in ControlLost."""
         now = self._core.clock.now()
         program.awaits_history = False
@@ -146,6 +146,7 @@ class Restorer:
         for record, payload in folded.again:
             self._submit(program, record, payload, now)
         program.commands = taken
+        self._lifecycle.on_restored(program, commands, answers)
 
     @staticmethod
     def _obstacle(program: ProgramState, folded: Folded) -> str:

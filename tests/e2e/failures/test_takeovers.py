@@ -19,7 +19,6 @@ import pytest
 import tartlet
 from tartlet import LaunchSpec
 from tartlet_common.errors.registry import Unavailable
-from tests.e2e.books import checked_books
 from tests.e2e.dying_runtime import POINTS
 from tests.e2e.serving import program, until_nothing_is_held
 from tests.redis_server import RedisServer, redis_server
@@ -71,10 +70,9 @@ def roles() -> Iterator[Roles]:
         directory = Path(made)
         (directory / "redis").mkdir()
         all_ = Roles(directory, stack.enter_context(redis_server(directory / "redis")))
-        books = stack.enter_context(checked_books(directory / "books"))
         stack.callback(all_.stop)
         control = f"unix:{directory}/control.sock"
-        all_.start("control", "tartlet_control", "--address", control, "--runtime-grace-s", "0.3", **books)
+        all_.start("control", "tartlet_control", "--address", control, "--runtime-grace-s", "0.3")
         all_.start("worker", "tartlet_worker", "--engine", "fake", "--control", control)
         all_.start_runtime("steady")
         yield all_
