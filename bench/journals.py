@@ -6,12 +6,14 @@ the engine computed meanwhile. *over none* is that of a variant over that of pro
 round.
 
 The delay is the time from the runtime's taking a token to its arrival at the client, for programs that send each token.
-What a program with a journal in Redis sends waits until the record of the token is on the disk.
+What a program with a journal in Redis sends waits until the record of the token is on the disk. A note says how long
+one append takes by itself, with a blocking client on the idle Redis, and the `fdatasync` of as many bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 import tempfile
@@ -21,6 +23,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+import redis
 
 import tartlet
 from bench.harness import report
@@ -34,6 +37,10 @@ STORES = {"none": "off", "files": "on", "Redis": "on"}
 """Where journals are, and the durability of the launches."""
 GOAL_OVER_NONE = 1.02
 GOAL_DELAY_MS = 2.0
+
+ALONE = 200
+RECORD = b"r" * 200
+"""Appends that are measured by themselves, and the bytes of each."""
 
 Seen = dict[tuple[str, int], list[float]]  # (store, programs) -> one value a round
 Delays = dict[tuple[str, int], list[float]]  # (store, programs) -> milliseconds of every token
@@ -49,6 +56,21 @@ async def clients(checkpoint: Path) -> AsyncIterator[dict[str, tartlet.AsyncClie
         flags = {"worker": worker, "runtime": ["--journal-url", url]}
         redis = await stacks.enter_async_context(connected(model=checkpoint, flags=flags))
         yield {"none": redis, "files": files, "Redis": redis}
+
+
+def alone_ms() -> tuple[float, float]:
+    """Return the median milliseconds of an append to an idle Redis, and of an `fdatasync` of as much."""
+    appends, syncs = [], []
+    with redis_server() as url, redis.Redis.from_url(url) as client, tempfile.TemporaryFile(buffering=0) as file:
+        for _ in range(ALONE):
+            begin_s = time.perf_counter()
+            client.xadd("alone", {"record": RECORD})
+            appended_s = time.perf_counter()
+            file.write(RECORD)
+            os.fdatasync(file.fileno())
+            appends.append(1e3 * (appended_s - begin_s))
+            syncs.append(1e3 * (time.perf_counter() - appended_s))
+    return median(appends), median(syncs)
 
 
 async def delays_ms(client: tartlet.AsyncClient, source: tartlet.Source, programs: int, durability: str) -> list[float]:
@@ -117,6 +139,8 @@ def table(seen: Seen, delays: Delays) -> report.Report:
     for store in STORES:
         values = [float(np.median(delays[store, n])) for n in PROGRAMS]
         made.series.append(report.Series(store, [str(n) for n in PROGRAMS], values))
+    append_ms, sync_ms = alone_ms()
+    made.notes.append(f"an append to an idle Redis alone takes {append_ms:.2f} ms, of which fdatasync {sync_ms:.2f} ms")
     return made
 
 

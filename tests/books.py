@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 import pytest
 
 SETTING: Final = "TARTLET_CONTROL_CHECK_BOOKS"
-MOST_SHOWN: Final = 6000
-"""Characters of a wrong book that a failure shows; the last lines are the program's last records."""
+MOST_SHOWN: Final = 4000
+"""Characters that a failure shows of each end of what control has written: the differences, and the last records."""
 
 
 class Counts(NamedTuple):
@@ -46,9 +46,10 @@ class Books:
         self._told |= wrong
         if wrong:
             first = min(wrong).read_text()
+            if len(first) > 2 * MOST_SHOWN:
+                first = f"{first[:MOST_SHOWN]}\n[...]\n{first[-MOST_SHOWN:]}"
             raise AssertionError(
-                f"{len(wrong)} books of control aren't the folds of their programs' histories; the first one:\n"
-                + first[:MOST_SHOWN]
+                f"{len(wrong)} books of control aren't the folds of their programs' histories; the first one:\n{first}"
             )
 
     def counts(self, pid: int | None = None) -> Counts:

@@ -48,7 +48,7 @@ WORKER = ("--engine", "fake", "--fake-step-s", str(STEP_S))
 
 
 @asynccontextmanager
-async def stack_with_spare(runtime: Sequence[str], *, standby: bool) -> AsyncIterator[LocalStack]:
+async def stack_with_spare(runtime: Sequence[str], *, standby: bool = False) -> AsyncIterator[LocalStack]:
     """Start a stack, and a second worker that programs can go on at.
 
     Args:

@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tartlet_common.abi import Op
 from tartlet_common.engine.step import Status
+from tartlet_control.calls.queue import Faulty
 from tartlet_control.calls.tables import Share
 from tartlet_control.rebuild.fold import fold, reads_ended
 from tartlet_control.rebuild.histories import Sent
@@ -69,11 +71,10 @@ def differences(
         settle(place)
         if any(number < 0 for number in place.book.tables):  # a `table` whose rows are taken, waiting for its turn
             return None
-    open_ = {command.ticket for place in program.places.values() for command in place.log}
-    open_ |= {command.ticket for queue in program.queues.values() for command in queue.pending}
+    noted = _noted(program, commands)
+    tickets = {record.ticket for record, _ in noted}
     alone = ProgramState(program.id, program.handle, program.session, program.default_model)
-    noted = [sent for sent in commands if sent[0].ticket not in open_]
-    fold(alone, noted, [sent for sent in answers if sent[0].ticket not in open_], model_at)
+    fold(alone, noted, [sent for sent in answers if sent[0].ticket in tickets], model_at)
     for queue in alone.queues.values():  # nobody awaits their last commands, so no answer says that they have ended
         queue.poison = None
     found: dict[str, tuple[Any, Any]] = {}
@@ -88,6 +89,32 @@ def differences(
             if ours[part] != folded[part]
         }
     return found
+
+
+def _noted(program: ProgramState, commands: Sequence[Sent]) -> list[Sent]:
+    """Return the records whose effect is in the program's books.
+
+    A failed command waits in its place's log behind commands that are still on the engine. The commands of its queue
+    that were refused for it, up to a `reset`, are in no log. They are left out with the failed one: without it, they
+    would seem to have been executed.
+    """
+    logged = [command for place in program.places.values() for command in place.log]
+    open_ = {command.ticket for command in logged}
+    open_ |= {command.ticket for queue in program.queues.values() for command in queue.pending}
+    failed = {command.ticket for command in logged if _has_failed(command)}
+    poisoned, noted = set[int](), list[Sent]()
+    for record, payload in commands:
+        if record.op == Op.RESET:
+            poisoned.discard(record.queue)
+        elif record.ticket in failed:
+            poisoned.add(record.queue)
+        if record.ticket not in open_ and record.queue not in poisoned:
+            noted.append((record, payload))
+    return noted
+
+
+def _has_failed(command: Command) -> bool:
+    return type(command) is Faulty or (isinstance(command.outcome, int) and command.outcome != Status.SKIPPED)
 
 
 def _finish(place: Place) -> None:

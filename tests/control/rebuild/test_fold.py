@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tartlet_common.abi import Op
 from tartlet_control.rebuild.comparing import differences
 from tartlet_control.recovery.checking import BookChecks
 from tests.control.harness import Guest, Host
@@ -56,6 +57,27 @@ def run(seed: int, deaths: float, *, engine_deaths: float = 0.0, checks: bool = 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_fold_equals_the_book_at_any_moment(seed: int) -> None:
     run(seed, 0.0, checks=True)
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_the_fold_equals_the_book_while_a_failure_waits_behind_commands_on_the_engine(*, resets: bool) -> None:
+    host = Host(OPTIONS)
+    writer = Writer(host.start(), random.Random(1))
+    writer.begin(0, list(range(40, 50)))
+    host.run()
+    writer.decode(0)
+    host.pump()
+    program = host.core.lifecycle.programs[writer.guest.program_id]
+    assert program.dispatched
+    writer.guest.alloc(Op.DEALLOC_EMB, [9999])
+    writer.decode(0)  # refused, and so in no log
+    if resets:
+        writer.guest.put(Op.RESET)
+    writer.decode(0)
+    host.flush()
+    check_book(host, writer.guest)
+    host.run()
+    check_book(host, writer.guest)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -75,7 +75,8 @@ async def test_a_book_that_misses_a_command_is_found(
 def test_a_wrong_book_fails_the_test_that_runs(tmp_path: Path, repo: Path) -> None:
     file = tmp_path / "test_inner.py"
     file.write_text(BREAKS_A_BOOK.format(setting=SETTING))
-    command = [sys.executable, "-m", "pytest", "-p", "tests.books", "-c", "/dev/null", "-p", "no:cacheprovider", str(file)]
+    flags = ["-p", "tests.books", "-p", "no:cacheprovider", "-c", "/dev/null"]
+    command = [sys.executable, "-m", "pytest", *flags, str(file)]
     done = subprocess.run(command, cwd=repo, capture_output=True, text=True, check=False)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
     assert "2 passed, 1 error" in done.stdout
