@@ -29,7 +29,7 @@ from bench.overhead import HERE
 from bench.product.common import install_uvloop
 from bench.survival.pauses import stack_with_spare
 from tartlet.local import LocalStack
-from tartlet_common.errors.registry import TartletError, Unavailable
+from tartlet_common.errors.registry import TartletError
 
 FAULTS = ("worker", "redis", "runtime", "control")
 DEFAULT_FAULTS = ("worker", "redis", "runtime")
@@ -41,7 +41,7 @@ PAUSE_S = (1.0, 6.0)
 GRACE_S = 60.0
 """How long Redis may be away: on a busy machine its start alone takes seconds."""
 FOLLOW_S = 120.0
-"""How long a client tries to follow a program whose connection broke."""
+"""How long a client tries to launch, follow or tell a program while nobody answers."""
 HELD_S = 30.0
 """How long freed pages may take to be counted as free after the last program."""
 
@@ -86,8 +86,8 @@ async def follow(client: tartlet.AsyncClient, spec: tartlet.LaunchSpec, tool: To
     Raises:
         TartletError: why it ended otherwise.
     """
-    program_id = await launch(client, spec)
-    run = await client.attach(program_id, retry_s=FOLLOW_S)
+    program_id = (await client.launch(spec=spec)).program_id
+    run = await client.attach(program_id)
     last_s = time.monotonic()
     async for event in run:
         now_s = time.monotonic()
@@ -99,18 +99,6 @@ async def follow(client: tartlet.AsyncClient, spec: tartlet.LaunchSpec, tool: To
     if run.ended.error is not None:
         raise run.ended.error
     return run.ended.result or ""
-
-
-async def launch(client: tartlet.AsyncClient, spec: tartlet.LaunchSpec) -> str:
-    """Launch a program once, however often that takes."""
-    end_s = time.monotonic() + FOLLOW_S
-    while True:
-        try:
-            return (await client.launch(spec=spec)).program_id
-        except Unavailable:
-            if time.monotonic() > end_s:
-                raise
-            await asyncio.sleep(0.2)
 
 
 def spec_of(source: tartlet.Source, variant: int) -> tartlet.LaunchSpec:
@@ -173,7 +161,7 @@ async def measure(args: argparse.Namespace) -> tuple[Seen, int, float]:
     seen = Seen()
     with RedisServer() as redis:
         flags = ["--journal-url", redis.url, "--journal-grace-s", str(GRACE_S)]
-        async with stack_with_spare(flags) as stack, tartlet.AsyncClient(stack.address) as client:
+        async with stack_with_spare(flags) as stack, tartlet.AsyncClient(stack.address, retry_s=FOLLOW_S) as client:
             await until_engines(client, 2)
             tool = Tool(client, Seen())
             runs = (follow(client, spec_of(source, variant), tool, Seen()) for variant in range(VARIANTS))

@@ -132,24 +132,67 @@ def _portions(messages: Iterable[M]) -> Iterator[list[M]]:
 
 
 async def repeated(call: Callable[[], Awaitable[T]], retry_s: float) -> T:
-    """Make `call` and return its result; repeat it for up to `retry_s` while the server doesn't answer.
+    """Make `call` and return its result; if the server doesn't answer, repeat it for up to `retry_s` from then on.
 
     Raises:
         Unavailable: the server did not answer in that time.
     """
     clock = asyncio.get_running_loop().time
-    end, pause_s = clock() + retry_s, FIRST_PAUSE_S
+    end_s: float | None = None
+    pause_s = FIRST_PAUSE_S
     while True:
         try:
             return await call()
         except (Unavailable, Disconnected) as e:
-            if clock() + pause_s > end:
-                if isinstance(e, Unavailable):
-                    raise
-                raise Unavailable(what="the server", detail="it ended the call") from e
+            end_s = end_s or clock() + retry_s
+            if clock() + pause_s > end_s:
+                raise _unanswered(e) from e
             log.info("sent again in %g s: %s", pause_s, e)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+
+async def answered(
+    ask: Callable[[list[int]], Awaitable[Sequence[T]]],
+    count: int,
+    retry_s: float,
+    may_come_back: Callable[[], bool] = lambda: True,
+) -> list[T]:
+    """Ask about many things, again about those whose answer is lost or `Unavailable`; return the answers, in order.
+
+    Args:
+        ask: asks about the things with these numbers.
+        count: how many things there are.
+        retry_s: for how long to ask again, in seconds from the first failure on.
+        may_come_back: tells whether a server that didn't answer may do so later.
+
+    Raises:
+        Unavailable: the server did not answer in that time, or never.
+    """
+    clock = asyncio.get_running_loop().time
+    end_s: float | None = None
+    pause_s = FIRST_PAUSE_S
+    answers: dict[int, T] = {}
+    left = list(range(count))
+    while True:
+        try:
+            answers |= zip(left, await ask(left), strict=True)
+        except (Unavailable, Disconnected) as e:
+            end_s = end_s or clock() + retry_s
+            if clock() + pause_s > end_s or not may_come_back():
+                raise _unanswered(e) from e
+            log.info("sent again in %g s: %s", pause_s, e)
+        else:
+            end_s = end_s or clock() + retry_s
+            left = [i for i in left if isinstance(answers[i], Unavailable)]
+            if not left or clock() + pause_s > end_s:
+                return [answers[i] for i in range(count)]
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+
+def _unanswered(error: Unavailable | Disconnected) -> Unavailable:
+    return error if isinstance(error, Unavailable) else Unavailable(what="the server", detail="it ended the call")
 
 
 async def sent(
@@ -162,34 +205,22 @@ async def sent(
         request: the messages, each with a key.
         address: the server's, for errors.
         metadata: of the call.
-        retry_s: for how long to send again, in seconds.
+        retry_s: for how long to send again, in seconds from the first failure on.
 
     Raises:
         Unavailable: the server did not answer in that time, or never.
     """
-    clock = asyncio.get_running_loop().time
-    end_s, pause_s = clock() + retry_s, FIRST_PAUSE_S
-    errors: list[TartletError | None] = [None] * len(request.items)
-    left = list(range(len(request.items)))
-    while True:
-        try:
-            with translated(address):
-                some = programs_pb2.SendRequest(items=[request.items[i] for i in left])
-                reply = await send()(some, metadata=metadata)
-        except (Unavailable, Disconnected):
-            if clock() + pause_s > end_s or not _may_come_back(address):
-                raise
-        else:
-            for i, error in zip(left, reply.errors, strict=True):
-                errors[i] = error_proto.error_from_proto(error)
-            left = [i for i in left if isinstance(errors[i], Unavailable)]
-            if not left or clock() + pause_s > end_s:
-                return errors
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+    async def ask(left: list[int]) -> list[TartletError | None]:
+        some = programs_pb2.SendRequest(items=[request.items[i] for i in left])
+        with translated(address):
+            reply = await send()(some, metadata=metadata)
+        return [error_proto.error_from_proto(error) for error in reply.errors]
+
+    return await answered(ask, len(request.items), retry_s, lambda: may_come_back(address))
 
 
-def _may_come_back(address: str) -> bool:
+def may_come_back(address: str) -> bool:
     """Return whether a server that doesn't answer may do so again: its directory still has the socket."""
     path = endpoints.unix_path(address)
     return path is None or path.exists()

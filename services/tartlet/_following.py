@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc.aio
 
-from tartlet._calls import FIRST_PAUSE_S, LAST_PAUSE_S, from_rpc
+from tartlet._calls import FIRST_PAUSE_S, LAST_PAUSE_S, from_rpc, may_come_back
 from tartlet_common.errors.registry import Disconnected, RuntimeLost, Superseded, Unavailable, UnknownProgram
 from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import programs_pb2
@@ -17,16 +17,14 @@ from tartlet_protos import programs_pb2
 log = logging.getLogger("tartlet")
 
 _Event = programs_pb2.ProgramEvent
-_FIRST_S = 10.0
-"""Longest time in which a program that was not followed before must find a runtime."""
 _ANSWERS = (_Event.ACCEPTED, _Event.REJECTED)
 
 
 class Following:
     """Reads one program's frames of events.
 
-    A broken stream is replaced by one that begins behind the last event that was read, if there was any frame before.
-    So is a stream on which the server says that the program's runtime can't be reached.
+    A broken stream is replaced by one that begins behind the last event that was read. So is a stream on which the
+    server says that the program's runtime can't be reached.
     """
 
     def __init__(
@@ -69,6 +67,7 @@ class Following:
 
         Raises:
             RuntimeLost: the runtime is gone, or doesn't know the program any more.
+            Unavailable: no server answered, or none could say yet who has the program.
             Disconnected: the server ended the call.
             TartletError: the server refused to go on.
             asyncio.CancelledError: `cancel` was called, or the client was closed.
@@ -84,6 +83,10 @@ class Following:
                 if not isinstance(error, (Unavailable, Disconnected)):
                     raise error from None
                 lost = error if isinstance(error, Disconnected) else RuntimeLost()
+                if isinstance(error, Unavailable) and not self._was_heard:
+                    lost = error
+                    if not may_come_back(self._address):
+                        raise lost from None
             else:
                 lost = RuntimeLost()
                 if frame is not grpc.aio.EOF and (events := self._news(frame.events)) is not None:
@@ -91,8 +94,8 @@ class Following:
                     return events
             refusal, self._refusal = self._refusal, None
             if end_s is None:
-                end_s = clock() + (self._retry_s if self._was_heard else min(self._retry_s, _FIRST_S))
-            if self._attach is None or not (self._was_heard or refusal) or clock() + pause_s > end_s:
+                end_s = clock() + self._retry_s
+            if self._attach is None or clock() + pause_s > end_s:
                 raise lost if self._was_heard or refusal is None else refusal
             log.info("the stream from %s ended; going on at event %d in %g s", self._address, self._next, pause_s)
             await asyncio.sleep(pause_s)

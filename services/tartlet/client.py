@@ -12,10 +12,10 @@ import grpc.aio
 
 from tartlet import _convert, environment
 from tartlet._calls import (
+    answered,
     checked,
     launch_requests,
     launch_spec,
-    repeated,
     send_requests,
     sent,
     streamed,
@@ -167,7 +167,8 @@ class AsyncClient(ControlCalls):
     ) -> Accepted:
         """Launch a program that goes on without this client; `attach` follows it by its id.
 
-        A launch with an idempotency key is repeated for `retry_s` if its answer is lost; it starts at most one program.
+        A launch with an idempotency key is repeated for `retry_s` if its answer is lost, or if the server can't launch
+        just now (`Unavailable`); it starts at most one program.
 
         Raises:
             TartletError: the server rejected the launch.
@@ -180,12 +181,13 @@ class AsyncClient(ControlCalls):
     async def launch_many(self, specs: Sequence[LaunchSpec]) -> Answers:
         """Launch many programs in few messages; return an answer or an error for each spec, in order.
 
-        If every spec has an idempotency key, launches whose answer is lost are repeated for `retry_s`.
+        If every spec has an idempotency key, launches whose answer is lost or `Unavailable` are repeated for `retry_s`.
         """
         specs = all_of(LaunchSpec, "specs", specs)
         keyed = all(spec.idempotency_key for spec in specs)
         with telemetry.tracer().start_as_current_span(names.SPAN_CLIENT_LAUNCH):
-            return await repeated(lambda: self._launch(specs), self._retry_s if keyed else 0.0)
+            retry_s = self._retry_s if keyed else 0.0
+            return await answered(lambda left: self._launch([specs[i] for i in left]), len(specs), retry_s)
 
     async def _launch(self, specs: Sequence[LaunchSpec]) -> Answers:
         answers: Answers = []

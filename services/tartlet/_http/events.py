@@ -178,7 +178,8 @@ class HttpFollowing:
 
     async def _event(self) -> programs_pb2.ProgramEvent:
         clock = asyncio.get_running_loop().time
-        end_s, pause_s = clock() + self._retry_s, FIRST_PAUSE_S
+        end_s: float | None = None
+        pause_s = FIRST_PAUSE_S
         while True:
             why: TartletError = Disconnected()
             try:
@@ -198,6 +199,7 @@ class HttpFollowing:
             await self._closed()
             if self._is_tied:
                 raise Disconnected
+            end_s = end_s or clock() + self._retry_s
             if clock() + pause_s > end_s:
                 raise RuntimeLost if self._was_heard else why
             await asyncio.sleep(pause_s)
