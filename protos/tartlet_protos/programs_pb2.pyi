@@ -42,6 +42,61 @@ class ExportJournalRequest(_message.Message):
 Global___ExportJournalRequest: _TypeAlias = ExportJournalRequest  # noqa: Y015
 
 @_typing.final
+class ReadJournalRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRAM_ID_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    program_id: _builtins.str
+    first: _builtins.int
+    """number of the first turn, from 1"""
+    count: _builtins.int
+    """how many turns, at most 200"""
+    texts: _builtins.bool
+    """also what programs, models and clients wrote: prompts, answers, messages"""
+    def __init__(
+        self,
+        *,
+        program_id: _builtins.str = ...,
+        first: _builtins.int = ...,
+        count: _builtins.int = ...,
+        texts: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first", b"first", "program_id", b"program_id", "texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadJournalRequest: _TypeAlias = ReadJournalRequest  # noqa: Y015
+
+@_typing.final
+class ReadJournalReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_JSON_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    page_json: _builtins.bytes
+    """as GET /v1/programs/ID/journal of the gateway"""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        page_json: _builtins.bytes = ...,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "page_json", b"page_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadJournalReply: _TypeAlias = ReadJournalReply  # noqa: Y015
+
+@_typing.final
 class ImportJournalReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -80,6 +80,11 @@ class ProgramsStub:
                 request_serializer=tartlet_dot_v1_dot_common__pb2.BlobChunk.SerializeToString,
                 response_deserializer=tartlet_dot_v1_dot_programs__pb2.ImportJournalReply.FromString,
                 _registered_method=True)
+        self.ReadJournal = channel.unary_unary(
+                '/tartlet.v1.Programs/ReadJournal',
+                request_serializer=tartlet_dot_v1_dot_programs__pb2.ReadJournalRequest.SerializeToString,
+                response_deserializer=tartlet_dot_v1_dot_programs__pb2.ReadJournalReply.FromString,
+                _registered_method=True)
         self.RuntimeState = channel.unary_unary(
                 '/tartlet.v1.Programs/RuntimeState',
                 request_serializer=tartlet_dot_v1_dot_programs__pb2.RuntimeStateRequest.SerializeToString,
@@ -154,6 +159,13 @@ class ProgramsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadJournal(self, request, context):
+        """Some turns of a recorded run: the calls that its program gave, and what it was told then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RuntimeState(self, request, context):
         """State, engines and counters of this runtime, for `tartlet top` and `doctor`.
         """
@@ -208,6 +220,11 @@ def add_ProgramsServicer_to_server(servicer, server):
                     servicer.ImportJournal,
                     request_deserializer=tartlet_dot_v1_dot_common__pb2.BlobChunk.FromString,
                     response_serializer=tartlet_dot_v1_dot_programs__pb2.ImportJournalReply.SerializeToString,
+            ),
+            'ReadJournal': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadJournal,
+                    request_deserializer=tartlet_dot_v1_dot_programs__pb2.ReadJournalRequest.FromString,
+                    response_serializer=tartlet_dot_v1_dot_programs__pb2.ReadJournalReply.SerializeToString,
             ),
             'RuntimeState': grpc.unary_unary_rpc_method_handler(
                     servicer.RuntimeState,
@@ -458,6 +475,33 @@ class Programs:
             '/tartlet.v1.Programs/ImportJournal',
             tartlet_dot_v1_dot_common__pb2.BlobChunk.SerializeToString,
             tartlet_dot_v1_dot_programs__pb2.ImportJournalReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadJournal(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tartlet.v1.Programs/ReadJournal',
+            tartlet_dot_v1_dot_programs__pb2.ReadJournalRequest.SerializeToString,
+            tartlet_dot_v1_dot_programs__pb2.ReadJournalReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,6 +55,8 @@ class ProgramsStub:
     into the runtime's store, where replays and forks find it.
     """
     ImportJournal: _grpc.StreamUnaryMultiCallable[_common_pb2.BlobChunk, _programs_pb2.ImportJournalReply]
+    ReadJournal: _grpc.UnaryUnaryMultiCallable[_programs_pb2.ReadJournalRequest, _programs_pb2.ReadJournalReply]
+    """Some turns of a recorded run: the calls that its program gave, and what it was told then."""
     RuntimeState: _grpc.UnaryUnaryMultiCallable[_programs_pb2.RuntimeStateRequest, _programs_pb2.RuntimeStateReply]
     """State, engines and counters of this runtime, for `tartlet top` and `doctor`."""
 
@@ -84,6 +86,8 @@ class ProgramsAsyncStub(ProgramsStub):
     into the runtime's store, where replays and forks find it.
     """
     ImportJournal: _aio.StreamUnaryMultiCallable[_common_pb2.BlobChunk, _programs_pb2.ImportJournalReply]  # type: ignore[assignment]
+    ReadJournal: _aio.UnaryUnaryMultiCallable[_programs_pb2.ReadJournalRequest, _programs_pb2.ReadJournalReply]  # type: ignore[assignment]
+    """Some turns of a recorded run: the calls that its program gave, and what it was told then."""
     RuntimeState: _aio.UnaryUnaryMultiCallable[_programs_pb2.RuntimeStateRequest, _programs_pb2.RuntimeStateReply]  # type: ignore[assignment]
     """State, engines and counters of this runtime, for `tartlet top` and `doctor`."""
 
@@ -164,6 +168,14 @@ class ProgramsServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_common_pb2.BlobChunk],
         context: _ServicerContext,
     ) -> _typing.Union[_programs_pb2.ImportJournalReply, _abc.Awaitable[_programs_pb2.ImportJournalReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ReadJournal(
+        self,
+        request: _programs_pb2.ReadJournalRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_programs_pb2.ReadJournalReply, _abc.Awaitable[_programs_pb2.ReadJournalReply]]:
+        """Some turns of a recorded run: the calls that its program gave, and what it was told then."""
 
     @_abc_1.abstractmethod
     def RuntimeState(

@@ -49,6 +49,18 @@ def check_offset(given: int) -> None:
         raise InvalidArgument(argument="offset", detail=f"{given} is negative")
 
 
+def check_turns(first: int, count: int) -> None:
+    """Check which turns of a journal are asked for.
+
+    Raises:
+        InvalidArgument: a number isn't whole, or below 1.
+    """
+    for name, given in (("first", first), ("count", count)):
+        check_number(name, given, whole=True)
+        if not 1 <= given < 1 << 31:
+            raise InvalidArgument(argument=name, detail=f"{given} is no number from 1 on")
+
+
 def check_texts(**given: object) -> None:
     """Check that arguments, given by name, are text that UTF-8 can encode.
 

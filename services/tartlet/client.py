@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import cache, partial
@@ -24,7 +25,7 @@ from tartlet._calls import (
 )
 from tartlet._control_calls import ControlCalls
 from tartlet._following import Following
-from tartlet._given import all_of, check_id, check_offset, check_texts
+from tartlet._given import all_of, check_id, check_offset, check_texts, check_turns
 from tartlet._run import Run, launched
 from tartlet.events import Accepted, Event
 from tartlet.model import LaunchSpec, ProgramInfo, RuntimeState, Source, check_source
@@ -334,6 +335,34 @@ class AsyncClient(ControlCalls):
         with translated(self.address):
             chunks = self._programs().ExportJournal(request, metadata=self._metadata)
             return b"".join([chunk.data async for chunk in chunks])
+
+    async def read_journal(
+        self, program_id: str, first: int = 1, *, count: int = 50, texts: bool = False
+    ) -> dict[str, Any]:
+        """Return some turns of a recorded run: the calls that its program gave, and what it was told then.
+
+        Args:
+            program_id: the run.
+            first: number of the first turn, from 1.
+            count: how many turns, at most 200.
+            texts: also tell what programs, models and clients wrote: prompts, answers and messages.
+
+        Returns:
+            The object that docs/gateway.md describes at `GET /v1/programs/ID/journal`.
+
+        Raises:
+            NoJournal: the program keeps none, or it is gone.
+            UnknownProgram: no program has this id.
+        """
+        check_id(program_id)
+        check_turns(first, count)
+        request = programs_pb2.ReadJournalRequest(program_id=program_id, first=first, count=count, texts=texts)
+        reply = await self._call(self._programs().ReadJournal(request, metadata=self._metadata))
+        error = error_proto.error_from_proto(reply.error)
+        if error is not None:
+            raise error
+        page: dict[str, Any] = json.loads(reply.page_json)
+        return page
 
     async def import_journal(self, journal: bytes) -> str:
         """Put the journal of an ended run into the store of the server's runtime; return the run's id.

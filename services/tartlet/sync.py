@@ -194,6 +194,10 @@ class Client:
         """See `AsyncClient.export_journal`."""
         return self._loop.do(self._client.export_journal(program_id))
 
+    def read_journal(self, program_id: str, first: int = 1, *, count: int = 50, texts: bool = False) -> dict[str, Any]:
+        """See `AsyncClient.read_journal`."""
+        return self._loop.do(self._client.read_journal(program_id, first, count=count, texts=texts))
+
     def import_journal(self, journal: bytes) -> str:
         """See `AsyncClient.import_journal`."""
         return self._loop.do(self._client.import_journal(journal))

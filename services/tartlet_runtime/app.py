@@ -29,6 +29,7 @@ from tartlet_runtime.answers.local_ops import LocalOps
 from tartlet_runtime.answers.models import ModelTable
 from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.children.child_ops import ChildOps
+from tartlet_runtime.forks.reading import JournalReader
 from tartlet_runtime.forks.recorded import RecordedRuns
 from tartlet_runtime.guests.native import NativeServer
 from tartlet_runtime.guests.sandboxed import WasmGuests
@@ -127,7 +128,8 @@ async def main(settings: RuntimeSettings, notify: Notify) -> None:
         table.follow_elsewhere = relay.join
         relay.is_here = lambda program_id: table.known(program_id) is not None
         sources = Sources(control, settings.source_bytes, ledger)
-        launching = Launching(table, driver, link, sources, RecordedRuns(store, journals, settings.journal_bytes))
+        recorded = RecordedRuns(store, journals, settings.journal_bytes)
+        launching = Launching(table, driver, link, sources, JournalReader(recorded, ledger))
         children.births = Births(table, driver, launching, relay, spawn)
         service = ProgramsService(table, driver, link, launching, relay, wasm, settings.capacity, incarnation)
         server = await make_server(

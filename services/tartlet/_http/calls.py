@@ -14,7 +14,7 @@ import httpx
 
 from tartlet import environment
 from tartlet._calls import launch_spec, repeated
-from tartlet._given import all_of, check_id, check_offset, check_texts, message_bytes, seed_bytes
+from tartlet._given import all_of, check_id, check_offset, check_texts, check_turns, message_bytes, seed_bytes
 from tartlet._http.events import HttpFollowing, error_of, sends_key, tied_to
 from tartlet._run import Run
 from tartlet.events import Accepted, Event, Usage
@@ -179,6 +179,16 @@ class HttpCalls:
             InvalidArgument: always.
         """
         raise InvalidArgument(argument="address", detail=_NO_JOURNALS)
+
+    async def read_journal(
+        self, program_id: str, first: int = 1, *, count: int = 50, texts: bool = False
+    ) -> dict[str, Any]:
+        """See `AsyncClient.read_journal`."""
+        check_id(program_id)
+        check_turns(first, count)
+        asked = {"first": first, "count": count, **({"texts": "true"} if texts else {})}
+        page: dict[str, Any] = await self._ask("GET", f"{_path(program_id)}/journal", params=asked)
+        return page
 
     async def import_journal(self, journal: bytes) -> str:
         """Refuse: journals don't travel through a gateway.

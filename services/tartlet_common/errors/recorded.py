@@ -12,6 +12,12 @@ class NotForkable(TartletError):
     remedy = "Fork it behind an earlier delivery, or with the models that the recorded run had."
 
 
+@_register(132)
+class NoJournal(TartletError):
+    message = "program {program} has no journal here: {why}"
+    remedy = "Launch it with a journal; those of programs that succeeded are kept with the runtime's keep_journals."
+
+
 @_register(205)
 class Diverged(TartletError):
     message = "replay diverged from the journal at wait {wait}: {detail}"

@@ -16,6 +16,7 @@ from tartlet_common.errors.base import register as _register
 from tartlet_common.errors.bundles import *  # noqa: F403 - the same
 from tartlet_common.errors.children import *  # noqa: F403 - the same
 from tartlet_common.errors.recorded import Diverged as Diverged  # noqa: PLC0414 - the same
+from tartlet_common.errors.recorded import NoJournal as NoJournal  # noqa: PLC0414 - the same
 from tartlet_common.errors.recorded import NotForkable as NotForkable  # noqa: PLC0414 - the same
 from tartlet_common.errors.shares import *  # noqa: F403 - the same
 from tartlet_common.errors.starting import AddressInUse as AddressInUse  # noqa: PLC0414 - the same

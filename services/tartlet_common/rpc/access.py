@@ -41,6 +41,7 @@ ACCESS: dict[str, frozenset[str]] = {
                 "RuntimeState",
                 "ExportJournal",
                 "ImportJournal",
+                "ReadJournal",
             )
         ),
         _PROGRAMS,

@@ -132,6 +132,11 @@ def _programs(backends: Backends, stopped: asyncio.Event) -> list[Operation]:
     offset = (("offset", "the number of the first event; the header Last-Event-ID goes on behind an event"),)
     wait = (("wait_s", f"how long to wait, at most {handlers.MAX_WAIT_S:g} s; then status 202"),)
     every = (("every_s", "seconds between events, 0.1 to 60; 0.25 if it is left out"),)
+    turns = (
+        ("first", "the number of the first turn, from 1"),
+        ("count", f"turns of a page, 1 to {handlers.MAX_TURNS}; 50 if it is left out"),
+        ("texts", "true: also what programs, models and clients wrote"),
+    )
     reason = (("reason", "told to the program's clients"),)
     both = (JSON, EVENTS)
     return [
@@ -155,6 +160,7 @@ def _programs(backends: Backends, stopped: asyncio.Event) -> list[Operation]:
         Operation(
             "GET", f"{one}/trace", of(handlers.trace), "Follow a program's calls.", query=every, replies=(EVENTS,)
         ),
+        Operation("GET", f"{one}/journal", of(handlers.journal), "Show a recorded run's turns.", query=turns),
         Operation("GET", f"{one}/result", of(handlers.result), "Wait for a program's end.", query=wait),
         Operation("POST", f"{one}/messages", of(handlers.send), "Send a message to a program.", Message),
         Operation("POST", "/v1/sessions", of(handlers.start_session), "Name a new session.", status=201),

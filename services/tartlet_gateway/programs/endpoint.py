@@ -20,6 +20,8 @@ from tartlet_gateway.programs.errors import answering
 from tartlet_gateway.runs.backends import Backends
 from tartlet_gateway.runs.caller import Caller, caller_of
 
+_DIGITS = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -66,6 +68,19 @@ class Call:
         if not 0 <= value <= most:
             raise ApiError(400, f"{name}: a number from 0 to {most:g}.", param=name)
         return value
+
+    def whole(self, name: str, default: int, least: int, most: int) -> int:
+        """Return a query parameter that is a whole number from `least` to `most`.
+
+        Raises:
+            ApiError: 400, it is none.
+        """
+        text = self.query(name)
+        if not text:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS) or not least <= int(text) <= most:
+            raise ApiError(400, f"{name}: a whole number from {least} to {most}.", param=name)
+        return int(text)
 
 
 Handler = Callable[[Call], Awaitable[tuple[int, dict[str, Any]] | None]]

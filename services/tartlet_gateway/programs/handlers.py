@@ -19,6 +19,9 @@ from tartlet_gateway.runs.sessions import own_session
 
 MAX_WAIT_S: Final = 300.0
 """How long a request may wait for a program's end."""
+MAX_TURN: Final = (1 << 31) - 1
+MAX_TURNS: Final = 200
+"""Turns of a journal in one reply."""
 Answer = tuple[int, dict[str, Any]]
 
 _LAUNCH: Final = msgspec.json.Decoder(Launch)
@@ -78,6 +81,14 @@ async def trace(call: Call) -> None:
     call.caller.program_id = call.name
     every_s = call.number("every_s", 0.25, 60.0)
     await follow_calls(call.exchange, watch_program(call.client, call.name, every_s))
+
+
+async def journal(call: Call) -> Answer:
+    """Show some turns of a recorded run; with `texts=true` also what programs, models and clients wrote."""
+    call.caller.program_id = call.name
+    first, count = call.whole("first", 1, 1, MAX_TURN), call.whole("count", 50, 1, MAX_TURNS)
+    texts = call.query("texts") in ("1", "true")
+    return 200, await call.client.read_journal(call.name, first, count=count, texts=texts)
 
 
 async def result(call: Call) -> Answer:

@@ -15,7 +15,8 @@ from tartlet_common.rpc.tenancy import Scope
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.abi.limits import ProgramLimits
 from tartlet_runtime.forks.cutting import Past, cut, grants_of, launch_of
-from tartlet_runtime.forks.recorded import RecordedRuns, uploaded
+from tartlet_runtime.forks.reading import JournalReader
+from tartlet_runtime.forks.recorded import uploaded
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.program.program import MakeGuest
@@ -38,14 +39,15 @@ class Launching:
     """Launches what calls ask for; every spec gets an answer of its own."""
 
     def __init__(
-        self, table: ProgramTable, driver: Driver, link: ControlLink, sources: Sources, recorded: RecordedRuns
+        self, table: ProgramTable, driver: Driver, link: ControlLink, sources: Sources, reader: JournalReader
     ) -> None:
         """Take the parts that launches need."""
         self._table = table
         self._driver = driver
         self._link = link
         self.sources = sources
-        self.recorded = recorded
+        self.reader = reader
+        self.recorded = reader.recorded
         self._slowly = asyncio.Semaphore(_COMPILED_AT_ONCE)  # children
 
     async def all(self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, scope: Scope) -> None:

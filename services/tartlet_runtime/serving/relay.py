@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 RELAYED: Metadata = (("tartlet-relayed", "1"),)
 ANSWER_S = 5.0
 """How long another runtime may take to answer."""
+_READ_S = 120.0
+"""The same for a journal, behind those that others read."""
 RETURN_S = 6.0
 """How long runtimes take at most to be back at a new control: somewhat more than it allows them itself."""
 _ASK_AGAIN_S = 0.25
@@ -158,6 +160,25 @@ class Relay:
             return [error_from_proto(e) for e in reply.errors]
 
         return await self.ask(program_ids, scope, ask)
+
+    async def read_journal(
+        self, request: programs_pb2.ReadJournalRequest, scope: Scope
+    ) -> programs_pb2.ReadJournalReply:
+        """Return turns of a recorded run from its program's runtime.
+
+        Raises:
+            UnknownProgram, Unavailable: no runtime has the program, or it can't be reached.
+        """
+        (owner,) = await self._owners([request.program_id], scope)
+        if isinstance(owner, TartletError):
+            raise owner
+        try:
+            with self._calling(owner) as stub:
+                reply = await stub.ReadJournal(request, metadata=RELAYED + scope.metadata, timeout=_READ_S)
+        except grpc.RpcError as e:
+            raise _unreachable(owner, e) from e
+        assert isinstance(reply, programs_pb2.ReadJournalReply)
+        return reply
 
     async def list(
         self, asked: programs_pb2.ListRequest, places: Mapping[str, Place | None], scope: Scope

@@ -76,7 +76,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         self._driver = driver
         self._link = link
         self._launching = launching
-        self._sources, self._recorded = launching.sources, launching.recorded
+        self._sources, self._recorded, self._reader = launching.sources, launching.recorded, launching.reader
         self._relay = relay
         self._wasm = wasm
         self._capacity = capacity
@@ -141,6 +141,22 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                 return programs_pb2.ImportJournalReply(program_id=await recorded.put(data, scope_of(context)))
         except TartletError as e:
             return programs_pb2.ImportJournalReply(error=error_to_proto(e))
+
+    async def ReadJournal(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.ReadJournalRequest, context: _Context
+    ) -> programs_pb2.ReadJournalReply:
+        """Return some turns of a recorded run, from this runtime's store or that of the program's runtime."""
+        scope = scope_of(context)
+        try:
+            try:
+                page = await self._reader.read(request, scope, self._table.known(request.program_id, scope))
+            except UnknownProgram:
+                if is_relayed(context):
+                    raise
+                return await self._relay.read_journal(request, scope)
+        except TartletError as e:
+            return programs_pb2.ReadJournalReply(error=error_to_proto(e))
+        return programs_pb2.ReadJournalReply(page_json=page)
 
     async def Launch(  # noqa: N802 - gRPC's name
         self, request: programs_pb2.LaunchRequest, context: _Context

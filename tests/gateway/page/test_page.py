@@ -24,6 +24,8 @@ from tests.run_directory import run_directory
 
 ENDLESS = "endless"
 WAIT_MS = 30_000
+TURNS = 60
+"""More than two pages of a journal."""
 expect.set_options(timeout=WAIT_MS)
 
 
@@ -68,9 +70,10 @@ async def accessible(shown: Page) -> None:
     assert found.violations_count == 0, found.generate_report()
 
 
-async def launched(server: Serving, tenant: str = "") -> str:
+async def launched(server: Serving, tenant: str = "", **fields: Any) -> str:
+    spec = tartlet.LaunchSpec(program(ENDLESS), tenant=tenant, **fields)
     async with tartlet.AsyncClient(server.address) as client:
-        return (await client.launch(spec=tartlet.LaunchSpec(program(ENDLESS), tenant=tenant))).program_id
+        return (await client.launch(spec=spec)).program_id
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -97,6 +100,34 @@ async def test_programs_come_are_shown_and_go(served: Gateway, scheme: str) -> N
         await expect(shown.get_by_role("heading", name="ready")).to_be_visible()
         await expect(shown.get_by_role("img", name=re.compile(r"Steps of 5 s: \d+ steps"))).to_be_visible()
         await accessible(shown)
+
+
+async def test_a_journal_is_read_turn_by_turn_and_by_keyboard(served: Gateway) -> None:
+    told = await launched(served.server)
+    async with tartlet.AsyncClient(served.server.address) as client:
+        async for event in await client.attach(told):
+            if isinstance(event, tartlet.Message) and event.offset > TURNS:  # each text that it sends is a turn's
+                break
+        await client.kill(told)  # what is read stands still
+    async with page(f"{served.url}/#programs/{told}", viewport={"width": 360, "height": 740}) as shown:
+        await shown.get_by_role("button", name="Show the journal").focus()
+        await shown.keyboard.press("Enter")
+        turns = shown.get_by_role("region", name="Turns of the journal")
+        await expect(turns.get_by_role("row").filter(has_text="embed_txt").first).to_contain_text("endless.py:")
+        await expect(turns.get_by_role("row").filter(has_text="told: result").first).to_contain_text("of get_model")
+        await expect(shown.get_by_text(re.compile(r"^Turns 1 to 25 of \d+$"))).to_be_visible()
+        await accessible(shown)
+        assert await shown.evaluate("document.documentElement.scrollWidth <= innerWidth"), "no sideways scrolling"
+        await shown.get_by_role("button", name="Later turns").click()
+        await expect(turns.get_by_text("Turn 26,")).to_be_visible()
+        await shown.get_by_label("Show prompts and texts").check()
+        await expect(shown.get_by_text(re.compile(r"^Turns 26 to 50 of \d+$"))).to_be_visible()
+    untold = await launched(served.server, durable=False)
+    async with page(f"{served.url}/#programs/{untold}") as shown:
+        await shown.get_by_role("button", name="Show the journal").click()
+        await expect(shown.get_by_text("has no journal here: it keeps none")).to_be_visible()
+        await accessible(shown)
+    out(served.server.run_dir, "kill", untold)
 
 
 async def test_the_playground_runs_a_program_and_marks_the_line_that_fails(served: Gateway) -> None:

@@ -1,6 +1,7 @@
 // The programs that run: a table of which only the visible rows are in the document, and one program's details.
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 import { call, events } from "./api.js";
+import { Journal } from "./journal.js";
 import { Calls } from "./timeline.js";
 
 const ROW = 32;
@@ -26,7 +27,11 @@ function cells(p) {
 
 export function Programs({ live }) {
   const [top, setTop] = useState(0);
-  const [chosen, setChosen] = useState("");
+  const [chosen, choose] = useState(location.hash.split("/")[1] ?? "");
+  const setChosen = (id) => {
+    choose(id);
+    history.replaceState(null, "", id ? `#programs/${id}` : "#programs"); // a link to the program, its end included
+  };
   const [focus, setFocus] = useState(0);
   const body = useRef(null);
   const rows = [...live.programs.values()].sort((a, b) => b.started - a.started);
@@ -116,6 +121,7 @@ function Program({ id, program, close }) {
   const [output, setOutput] = useState("");
   const [told, setTold] = useState("");
   const [message, setMessage] = useState("");
+  const [journal, setJournal] = useState(false);
 
   useEffect(() => {
     const over = new AbortController();
@@ -166,6 +172,9 @@ function Program({ id, program, close }) {
     ${program ? html`<${Trace} id=${id} key=${id} />` : null}
     ${told ? html`<p role="status" class="told">${told}</p>` : null}
     <pre role="log" tabindex="0" aria-label="Output">${output}</pre>
+    <h4>Journal <button type="button" aria-expanded=${journal ? "true" : "false"}
+      onClick=${() => setJournal(!journal)}>${journal ? "Hide the journal" : "Show the journal"}</button></h4>
+    ${journal ? html`<${Journal} id=${id} state=${program?.state} key=${id} />` : null}
     ${program
       ? html`<form onSubmit=${send}>
           <label for="message">Message</label>

@@ -290,6 +290,16 @@ class PackagesMissing(RequestError):
     remedy: ClassVar[str] = "Correct requirements.txt, and check the package index; packages need wheels."
 
 
+class NoJournal(RequestError):
+    """132: program {program} has no journal here: {why}."""
+
+    number: ClassVar[int] = 132
+    message: ClassVar[str] = "program {program} has no journal here: {why}"
+    remedy: ClassVar[str] = (
+        "Launch it with a journal; those of programs that succeeded are kept with the runtime's keep_journals."
+    )
+
+
 class ProgramFailed(ProgramError):
     """201: the program raised an exception."""
 
@@ -800,6 +810,7 @@ REGISTRY: dict[int, type[TartletError]] = {
     129: BundleTooLarge,
     130: NativePackage,
     131: PackagesMissing,
+    132: NoJournal,
     201: ProgramFailed,
     202: ProgramTrapped,
     203: CorruptModule,
