@@ -209,7 +209,7 @@ class BookChecks:
             self.wrong += 1
             self._tell(program, shadow, found)
         counts = f"{self.programs} {self.checked} {self.wrong}\n"
-        (self._directory / f"counts-{os.getpid()}").write_text(counts)
+        self._write(f"counts-{os.getpid()}", counts)
 
     def _tell(self, program: ProgramState, shadow: _Shadow, found: dict[str, tuple[Any, Any]]) -> None:
         log.error("the book of program %s isn't the fold of its history: %s", program.id, ", ".join(found))
@@ -218,6 +218,10 @@ class BookChecks:
             lines += [f"{part}:", f"  the book: {book}", f"  the fold: {folded}"]
         lines += [f"command {Op(record.op).name} {record}" for record, _ in shadow.commands[-200:]]
         lines += [f"answer {record}" for record, _ in shadow.told[-100:]]
+        self._write(f"wrong-{os.getpid()}-{self.wrong}", "\n".join(lines))
+
+    def _write(self, name: str, text: str) -> None:
+        """Write a file as a whole: a test may kill this process at any moment, or read meanwhile."""
         unfinished = self._directory / f"unfinished-{os.getpid()}"
-        unfinished.write_text("\n".join(lines))
-        unfinished.rename(self._directory / f"wrong-{os.getpid()}-{self.wrong}")  # so that nobody reads a part of it
+        unfinished.write_text(text)
+        unfinished.rename(self._directory / name)
