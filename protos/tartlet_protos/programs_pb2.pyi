@@ -195,6 +195,7 @@ class LaunchSpec(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     ATTACH_FIELD_NUMBER: _builtins.int
     TIE_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
     DURABLE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
@@ -215,6 +216,8 @@ class LaunchSpec(_message.Message):
     """stream events on this call"""
     tie: _builtins.bool
     """end the program when this call's client goes away (`tartlet run`)"""
+    client: _builtins.bytes
+    """with tie: names the client, who comes back when its connection breaks; empty: it won't"""
     durable: _builtins.bool
     """keep a journal; false gives real clock and entropy, whatever durability says"""
     seed: _builtins.bytes
@@ -259,6 +262,7 @@ class LaunchSpec(_message.Message):
         idempotency_key: _builtins.str = ...,
         attach: _builtins.bool = ...,
         tie: _builtins.bool = ...,
+        client: _builtins.bytes = ...,
         durable: _builtins.bool = ...,
         seed: _builtins.bytes = ...,
         trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
@@ -271,7 +275,7 @@ class LaunchSpec(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "fork", b"fork", "limits", b"limits", "session", b"session", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "attach", b"attach", "capabilities", b"capabilities", "degrade", b"degrade", "durability", b"durability", "durable", b"durable", "fork", b"fork", "idempotency_key", b"idempotency_key", "inferlet", b"inferlet", "limits", b"limits", "model", b"model", "pool", b"pool", "seed", b"seed", "session", b"session", "source", b"source", "tenant", b"tenant", "tie", b"tie", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "attach", b"attach", "capabilities", b"capabilities", "client", b"client", "degrade", b"degrade", "durability", b"durability", "durable", b"durable", "fork", b"fork", "idempotency_key", b"idempotency_key", "inferlet", b"inferlet", "limits", b"limits", "model", b"model", "pool", b"pool", "seed", b"seed", "session", b"session", "source", b"source", "tenant", b"tenant", "tie", b"tie", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -475,20 +479,24 @@ class AttachTo(_message.Message):
     PROGRAM_ID_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     TIE_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
     program_id: _builtins.str
     offset: _builtins.int
     tie: _builtins.bool
     """the client of a `run` is back: the program ends when it goes away"""
+    client: _builtins.bytes
+    """the client's name, as in its launch"""
     def __init__(
         self,
         *,
         program_id: _builtins.str = ...,
         offset: _builtins.int = ...,
         tie: _builtins.bool = ...,
+        client: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "program_id", b"program_id", "tie", b"tie"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "offset", b"offset", "program_id", b"program_id", "tie", b"tie"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -602,6 +610,63 @@ class KillRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KillRequest: _TypeAlias = KillRequest  # noqa: Y015
+
+@_typing.final
+class LeaveItem(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRAM_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    program_id: _builtins.str
+    client: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        program_id: _builtins.str = ...,
+        client: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "program_id", b"program_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveItem: _TypeAlias = LeaveItem  # noqa: Y015
+
+@_typing.final
+class LeaveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaveItem]: ...
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___LeaveItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveRequest: _TypeAlias = LeaveRequest  # noqa: Y015
+
+@_typing.final
+class LeaveReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveReply: _TypeAlias = LeaveReply  # noqa: Y015
 
 @_typing.final
 class KillReply(_message.Message):

@@ -65,6 +65,11 @@ class ProgramsStub:
                 request_serializer=tartlet_dot_v1_dot_programs__pb2.KillRequest.SerializeToString,
                 response_deserializer=tartlet_dot_v1_dot_programs__pb2.KillReply.FromString,
                 _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/tartlet.v1.Programs/Leave',
+                request_serializer=tartlet_dot_v1_dot_programs__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=tartlet_dot_v1_dot_programs__pb2.LeaveReply.FromString,
+                _registered_method=True)
         self.List = channel.unary_unary(
                 '/tartlet.v1.Programs/List',
                 request_serializer=tartlet_dot_v1_dot_programs__pb2.ListRequest.SerializeToString,
@@ -120,8 +125,8 @@ class ProgramsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request, context):
-        """Events of running or ended programs from an offset on. Like Send, Kill and List, it may be called at any runtime: a
-        runtime relays the call to the program's runtime (one hop: calls with the metadata `tartlet-relayed` stay).
+        """Events of running or ended programs from an offset on. Like Send, Kill, Leave and List, it may be called at any
+        runtime: a runtime relays the call to the program's runtime (one hop: calls with the metadata `tartlet-relayed` stay).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,6 +140,13 @@ class ProgramsServicer:
 
     def Kill(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Leave(self, request, context):
+        """The client of a `run` won't come back: programs that are tied to it end at once. Programs of other clients go on.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -205,6 +217,11 @@ def add_ProgramsServicer_to_server(servicer, server):
                     servicer.Kill,
                     request_deserializer=tartlet_dot_v1_dot_programs__pb2.KillRequest.FromString,
                     response_serializer=tartlet_dot_v1_dot_programs__pb2.KillReply.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=tartlet_dot_v1_dot_programs__pb2.LeaveRequest.FromString,
+                    response_serializer=tartlet_dot_v1_dot_programs__pb2.LeaveReply.SerializeToString,
             ),
             'List': grpc.unary_unary_rpc_method_handler(
                     servicer.List,
@@ -394,6 +411,33 @@ class Programs:
             '/tartlet.v1.Programs/Kill',
             tartlet_dot_v1_dot_programs__pb2.KillRequest.SerializeToString,
             tartlet_dot_v1_dot_programs__pb2.KillReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tartlet.v1.Programs/Leave',
+            tartlet_dot_v1_dot_programs__pb2.LeaveRequest.SerializeToString,
+            tartlet_dot_v1_dot_programs__pb2.LeaveReply.FromString,
             options,
             channel_credentials,
             insecure,

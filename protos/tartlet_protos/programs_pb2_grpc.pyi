@@ -44,11 +44,13 @@ class ProgramsStub:
     The stream closes when every spec is answered and every attached program has ended.
     """
     Attach: _grpc.UnaryStreamMultiCallable[_programs_pb2.AttachRequest, _programs_pb2.ProgramEvents]
-    """Events of running or ended programs from an offset on. Like Send, Kill and List, it may be called at any runtime: a
-    runtime relays the call to the program's runtime (one hop: calls with the metadata `tartlet-relayed` stay).
+    """Events of running or ended programs from an offset on. Like Send, Kill, Leave and List, it may be called at any
+    runtime: a runtime relays the call to the program's runtime (one hop: calls with the metadata `tartlet-relayed` stay).
     """
     Send: _grpc.UnaryUnaryMultiCallable[_programs_pb2.SendRequest, _programs_pb2.SendReply]
     Kill: _grpc.UnaryUnaryMultiCallable[_programs_pb2.KillRequest, _programs_pb2.KillReply]
+    Leave: _grpc.UnaryUnaryMultiCallable[_programs_pb2.LeaveRequest, _programs_pb2.LeaveReply]
+    """The client of a `run` won't come back: programs that are tied to it end at once. Programs of other clients go on."""
     List: _grpc.UnaryUnaryMultiCallable[_programs_pb2.ListRequest, _programs_pb2.ListReply]
     ExportJournal: _grpc.UnaryStreamMultiCallable[_programs_pb2.ExportJournalRequest, _common_pb2.BlobChunk]
     """Journals of recorded runs, in chunks; the first one names digest and size. An import puts the journal of an ended run
@@ -75,11 +77,13 @@ class ProgramsAsyncStub(ProgramsStub):
     The stream closes when every spec is answered and every attached program has ended.
     """
     Attach: _aio.UnaryStreamMultiCallable[_programs_pb2.AttachRequest, _programs_pb2.ProgramEvents]  # type: ignore[assignment]
-    """Events of running or ended programs from an offset on. Like Send, Kill and List, it may be called at any runtime: a
-    runtime relays the call to the program's runtime (one hop: calls with the metadata `tartlet-relayed` stay).
+    """Events of running or ended programs from an offset on. Like Send, Kill, Leave and List, it may be called at any
+    runtime: a runtime relays the call to the program's runtime (one hop: calls with the metadata `tartlet-relayed` stay).
     """
     Send: _aio.UnaryUnaryMultiCallable[_programs_pb2.SendRequest, _programs_pb2.SendReply]  # type: ignore[assignment]
     Kill: _aio.UnaryUnaryMultiCallable[_programs_pb2.KillRequest, _programs_pb2.KillReply]  # type: ignore[assignment]
+    Leave: _aio.UnaryUnaryMultiCallable[_programs_pb2.LeaveRequest, _programs_pb2.LeaveReply]  # type: ignore[assignment]
+    """The client of a `run` won't come back: programs that are tied to it end at once. Programs of other clients go on."""
     List: _aio.UnaryUnaryMultiCallable[_programs_pb2.ListRequest, _programs_pb2.ListReply]  # type: ignore[assignment]
     ExportJournal: _aio.UnaryStreamMultiCallable[_programs_pb2.ExportJournalRequest, _common_pb2.BlobChunk]  # type: ignore[assignment]
     """Journals of recorded runs, in chunks; the first one names digest and size. An import puts the journal of an ended run
@@ -127,8 +131,8 @@ class ProgramsServicer(metaclass=_abc_1.ABCMeta):
         request: _programs_pb2.AttachRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_programs_pb2.ProgramEvents], _abc.AsyncIterator[_programs_pb2.ProgramEvents]]:
-        """Events of running or ended programs from an offset on. Like Send, Kill and List, it may be called at any runtime: a
-        runtime relays the call to the program's runtime (one hop: calls with the metadata `tartlet-relayed` stay).
+        """Events of running or ended programs from an offset on. Like Send, Kill, Leave and List, it may be called at any
+        runtime: a runtime relays the call to the program's runtime (one hop: calls with the metadata `tartlet-relayed` stay).
         """
 
     @_abc_1.abstractmethod
@@ -144,6 +148,14 @@ class ProgramsServicer(metaclass=_abc_1.ABCMeta):
         request: _programs_pb2.KillRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_programs_pb2.KillReply, _abc.Awaitable[_programs_pb2.KillReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Leave(
+        self,
+        request: _programs_pb2.LeaveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_programs_pb2.LeaveReply, _abc.Awaitable[_programs_pb2.LeaveReply]]:
+        """The client of a `run` won't come back: programs that are tied to it end at once. Programs of other clients go on."""
 
     @_abc_1.abstractmethod
     def List(

@@ -100,7 +100,7 @@ def limits_from_proto(m: common_pb2.Limits) -> Limits:
     )
 
 
-def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb2.LaunchSpec:
+def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool, client: bytes = b"") -> programs_pb2.LaunchSpec:
     """Convert a launch, with the current trace context: the program's span becomes a child of the caller's.
 
     Raises:
@@ -119,6 +119,7 @@ def launch_to_proto(spec: LaunchSpec, *, attach: bool, tie: bool) -> programs_pb
         idempotency_key=spec.idempotency_key,
         attach=attach,
         tie=tie,
+        client=client,
         durable=spec.durable and spec.durability != "off",
         durability=spec.durability,
         capabilities=capabilities_to_proto(spec.capabilities),

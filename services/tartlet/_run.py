@@ -13,6 +13,7 @@ import grpc.aio
 from tartlet import _convert
 from tartlet._calls import translated
 from tartlet._following import Following
+from tartlet._ties import Ties
 from tartlet.events import Accepted, Ended, Event
 from tartlet_common.errors.registry import Disconnected, InternalError, InvalidArgument, TartletError
 
@@ -35,8 +36,8 @@ class Run:
     or `wait` continues with the next event. Cancelling a loop, for example by `asyncio.wait_for`, loses no event and
     does not end the program.
 
-    A run outlives its connection: it attaches again behind the last event, for `retry_s` of its client. A program that
-    `AsyncClient.run` launched ends when its connection breaks, unless its runtime is lost with it.
+    A run outlives its connection: it attaches again behind the last event, for `retry_s` of its client. The program of
+    `AsyncClient.run` waits for that as long as its runtime's `client_grace_s` allows.
 
     Attributes:
         program_id: the program's id.
@@ -53,6 +54,7 @@ class Run:
         self._frame: asyncio.Task[Any] | None = None  # the frame that is being read
         self._lost: TartletError | None = None
         self._is_read = False
+        self._loop = asyncio.get_running_loop()
 
     def __aiter__(self) -> Self:
         """Iterate over the events as they arrive; `Ended` is the last."""
@@ -97,9 +99,9 @@ class Run:
         self._following.cancel()
 
     def __del__(self) -> None:
-        """End the call of a run that was dropped, which otherwise would go on while a frame is being read."""
-        if self._frame is not None and not (loop := self._frame.get_loop()).is_closed():
-            loop.call_soon_threadsafe(self._following.cancel)
+        """End the call of a run that was dropped, and a program that ends with it."""
+        if self.ended is None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._following.cancel)
 
     async def _next_events(self) -> Sequence[Any]:
         """Read the next events. If the waiting task is cancelled, the read goes on and its events are kept."""
@@ -126,8 +128,18 @@ def _noted(read: asyncio.Task[Any]) -> None:
         read.exception()
 
 
-async def launched(stream: Any, address: str, attach: Callable[[str, int], Any], retry_s: float) -> Run:
+async def launched(
+    stream: Any, address: str, attach: Callable[[str, int], Any], retry_s: float, ties: Ties, key: bytes
+) -> Run:
     """Read a Launch stream up to its answer and return the run, which `attach` takes up again if the stream breaks.
+
+    Args:
+        stream: the call.
+        address: the server's, for errors.
+        attach: makes a stream of a program from an offset on.
+        retry_s: for how long a broken stream is replaced, in seconds.
+        ties: tells the server when the client leaves the program.
+        key: names the client to the program; b"": the program doesn't wait for the client.
 
     Raises:
         TartletError: the server at `address` rejected the launch, or didn't answer.
@@ -146,5 +158,14 @@ async def launched(stream: Any, address: str, attach: Callable[[str, int], Any],
     if not isinstance(first, Accepted):
         raise InternalError(detail=f"a launch was answered with {first}")
     again = partial(attach, first.program_id)
-    following = Following(stream, address, attach=again, retry_s=retry_s, first=frame.events)
+
+    def gone(has_ended: bool) -> None:  # noqa: FBT001 - a callback's only argument
+        if has_ended:
+            ties.ended(key)
+        else:
+            ties.leave([key])
+
+    if key:
+        ties.add(key, first.program_id)
+    following = Following(stream, address, attach=again, retry_s=retry_s, first=frame.events, gone=gone)
     return Run(first.program_id, first.guest_token, following, frame.events[1:])

@@ -27,6 +27,7 @@ from tartlet._control_calls import ControlCalls
 from tartlet._following import Following
 from tartlet._given import all_of, check_id, check_offset, check_texts, check_turns
 from tartlet._run import Run, launched
+from tartlet._ties import Ties
 from tartlet.events import Accepted, Event
 from tartlet.model import LaunchSpec, ProgramInfo, RuntimeState, Source, check_source
 from tartlet_common.config.paths import run_dir
@@ -92,7 +93,7 @@ class AsyncClient(ControlCalls):
             client needs `pip install 'tartlet[http]'`.
         tenant: act for this tenant alone, even if the certificate or the socket allows others.
         retry_s: seconds during which a launch with an idempotency key is repeated while there is no answer, and a run
-            of `attach` takes up a broken connection again; 0: never.
+            of `run` or `attach` takes up a broken connection again; 0: never.
 
     Every method raises a `TartletError`: `Unavailable` if there is no answer at the address, else the errors that the
     method documents.
@@ -124,6 +125,7 @@ class AsyncClient(ControlCalls):
         self._dialer: endpoints.Dialer | None = None
         self._stub: tuple[grpc.aio.Channel, Any] | None = None
         self._control_dialer: endpoints.Dialer | None = None
+        self._ties = Ties(lambda *a, **k: self._programs().Leave(*a, metadata=self._metadata, **k))
 
     async def __aenter__(self) -> Self:
         return self
@@ -135,6 +137,7 @@ class AsyncClient(ControlCalls):
 
     async def close(self) -> None:
         """Close the connections; programs started with `run` end."""
+        await self._ties.close()
         for dialer in (self._dialer, self._control_dialer):
             if dialer is not None:
                 await dialer.close()
@@ -146,6 +149,8 @@ class AsyncClient(ControlCalls):
         self, source: Source | None = None, args: Sequence[str] = (), *, spec: LaunchSpec | None = None
     ) -> Run:
         """Launch a program that ends when this client goes away, and follow it, also to another runtime.
+
+        If the connection breaks, the run goes on behind the last event, within the runtime's `client_grace_s`.
 
         Args:
             source: the program; not with `spec`.
@@ -159,9 +164,11 @@ class AsyncClient(ControlCalls):
         spec = launch_spec(source, args, spec)
         with telemetry.tracer().start_as_current_span(names.SPAN_CLIENT_LAUNCH):
             await self._upload([spec])
-            request = programs_pb2.LaunchRequest(specs=[_convert.launch_to_proto(spec, attach=True, tie=True)])
-            stream = self._programs().Launch(checked(request), metadata=self._metadata)
-            return await launched(stream, self.address, self._attacher(tie=True), self._retry_s)
+            key = Ties.new_key() if self._retry_s else b""
+            launch = _convert.launch_to_proto(spec, attach=True, tie=True, client=key)
+            request = checked(programs_pb2.LaunchRequest(specs=[launch]))
+            stream = self._programs().Launch(request, metadata=self._metadata)
+            return await launched(stream, self.address, self._attacher(key), self._retry_s, self._ties, key)
 
     async def launch(
         self, source: Source | None = None, args: Sequence[str] = (), *, spec: LaunchSpec | None = None
@@ -211,7 +218,8 @@ class AsyncClient(ControlCalls):
     async def run_many(self, specs: Sequence[LaunchSpec]) -> AsyncIterator[tuple[int, Event | TartletError]]:
         """Launch many programs that end with this client; yield their events, each with the index of its spec.
 
-        A rejected spec yields its error. All specs together must fit one message (4 MiB).
+        The programs end when the connection breaks, or when the loop over the events is left and closed. A rejected
+        spec yields its error. All specs together must fit one message (4 MiB).
         """
         specs = all_of(LaunchSpec, "specs", specs)
         await self._upload(specs)
@@ -243,13 +251,13 @@ class AsyncClient(ControlCalls):
         following = Following(attach(offset), self.address, offset=offset, attach=attach, retry_s=patience_s)
         return Run(program_id, "", following)
 
-    def _attacher(self, *, tie: bool = False) -> Callable[[str, int], Any]:
+    def _attacher(self, client: bytes | None = None) -> Callable[[str, int], Any]:
         self._programs()
 
         def attach(program_id: str, offset: int) -> Any:
             if self._dialer is None:
                 raise Disconnected(remedy="Attach with a client that isn't closed.")
-            target = programs_pb2.AttachTo(program_id=program_id, offset=offset, tie=tie)
+            target = programs_pb2.AttachTo(program_id=program_id, offset=offset, tie=client is not None, client=client)
             return self._programs().Attach(programs_pb2.AttachRequest(programs=[target]), metadata=self._metadata)
 
         return attach

@@ -22,7 +22,7 @@ from typing import Any
 import tartlet
 from tartlet import LaunchSpec, Limits, Source
 from tartlet_common.errors.registry import REGISTRY, TartletError
-from tests.e2e.serving import Serving, message, program, serving
+from tests.e2e.serving import PROGRAMS, Serving, command, environment, message, program, serving
 
 TABLE = Path(__file__).parents[2] / "docs" / "faults.md"
 
@@ -234,3 +234,23 @@ async def unaffected(server: Serving, client: tartlet.AsyncClient, **how: Any) -
     found = await thought(server, client, **how)
     assert isinstance(found, TartletError) or found == undisturbed
     return found if isinstance(found, TartletError) else None
+
+
+async def without_its_client(server: Serving, client: tartlet.AsyncClient, how: signal.Signals) -> TartletError | None:
+    """Returns the error of a program whose `tartlet run` gets a signal in mid-stream."""
+    process = await asyncio.create_subprocess_exec(
+        *command("run", "--server", server.address, str(PROGRAMS / "endless.py")),
+        env=environment(server.run_dir),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    assert await process.stdout.read(1)
+    ids = [info.program_id for info in await client.list() if info.name == "endless.py"]
+    process.send_signal(how)
+    await process.communicate()
+    while True:
+        for info in await client.list(ended=True):
+            if info.program_id in ids and info.state == "failed":
+                return info.error
+        await asyncio.sleep(0.02)

@@ -224,7 +224,7 @@ class RuntimeSettings(HttpSettings, _Settings):
         description="least seconds that a program's file waits for its next runtime, whatever journals_bytes is",
     )
     client_grace_s: float = Field(
-        5.0, ge=0, le=3600, description="seconds that the client of a run may take to find it at another runtime"
+        10.0, ge=0, le=3600, description="seconds that the client of a run may take to come back; then the run ends"
     )
     compile_timeout_s: float = Field(60.0, gt=0, description="seconds that compiling an uploaded module may take")
     ended_kept: int = Field(1000, ge=0, description="ended programs whose output stays readable, at most")

@@ -35,6 +35,7 @@ ACCESS: dict[str, frozenset[str]] = {
                 "Attach",
                 "Send",
                 "Kill",
+                "Leave",
                 "List",
                 "Validate",
                 "Upload",

@@ -11,7 +11,6 @@ from typing import Any, Final, Protocol
 
 from tartlet_common.abi import ChildEvent, Flag, Record
 from tartlet_common.errors.registry import (
-    Disconnected,
     InternalError,
     InvalidArgument,
     RuntimeLost,
@@ -70,7 +69,7 @@ class Stream(Protocol):
     def messages(self) -> AsyncIterator[programs_pb2.ProgramEvents]:
         """Yield portions, until the child has ended or was refused."""
 
-    def close(self, error: TartletError) -> None:
+    def close(self) -> None:
         """Read no further."""
 
 
@@ -164,7 +163,7 @@ class ChildOps:
         if not parent.children.is_closed:
             stream = self.births.launch(parent, asked, record.ticket)
             child.task = self._spawn(self._follow(parent, child, stream, record, asked))
-            child.task.add_done_callback(lambda _: stream.close(Disconnected()))  # it may be cancelled before it begins
+            child.task.add_done_callback(lambda _: stream.close())  # it may be cancelled before it begins
 
     async def _follow(
         self, parent: Parent, child: Child, stream: Stream | None, record: Record | None, asked: Asked | None
@@ -192,7 +191,7 @@ class ChildOps:
                         held_bytes = child.held_bytes
                         await child.room.wait()
                 finally:
-                    stream.close(Disconnected())
+                    stream.close()
                 if child.is_over or (child.events and child.events[-1].kind != ChildEvent.MESSAGE):
                     return
                 stream = None

@@ -51,7 +51,6 @@ class ProgramFacts:
         self.queued = False  # in the driver's deque
         self.recorder: Recorder | None = None  # None: not durable
         self.accepted = False  # the client was told that it runs
-        self.stays = False  # it outlives the call that launched it, because another launch with its key was accepted
         self.starters: list[Callable[[TartletError | None, str], None]] = []
         self.unsent_commands = 0
         self.kept_bytes = 0  # bytes of output kept after its end

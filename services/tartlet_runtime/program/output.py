@@ -93,6 +93,10 @@ class Output:
         """Note that all events of the earlier copy are there again."""
         self.is_behind = False
 
+    def expect(self) -> None:
+        """Let the program stand still for a reader who is about to come."""
+        self.awaits_reader = True
+
     def expect_no_more(self) -> None:
         """End a program that stands still for a reader who has not come."""
         self.awaits_reader = False
@@ -198,9 +202,9 @@ class Output:
         return min(offset, self.log.end - self.is_closed)
 
     def detach(self, reader: Reader) -> None:
-        """Forget a client's stream; a program that stood still for its last reader ends."""
+        """Forget a client's stream; a program that stood still for its last reader ends, unless one is expected."""
         self._readers.remove(reader)
-        if self.stopped and not self._readers:
+        if self.stopped and not (self._readers or self.awaits_reader):
             self._end(OutputTooLarge(limit=self.log.limit_bytes))
 
     def read_to(self, offset: int) -> None:

@@ -43,6 +43,7 @@ from tartlet_runtime.program.spans import ProgramSpan
 from tartlet_runtime.program.spec import ProgramSpec, State
 from tartlet_runtime.program.usage import UsageMeter
 from tartlet_runtime.program.world import World
+from tartlet_runtime.ties.tie import Tie
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Program(ProgramFacts):
         self.mail = Mail(self.inbox)
         self.history = History(memory(Use.HISTORIES).fit)
         self.output = Output(spec.program_id, limits.output_bytes, memory(Use.OUTPUTS), self._output_held, self.end)
+        self.tie = Tie(self.output, self.end, world.driver.loop.call_later)
         self.usage = UsageMeter(world.clock.now())
         self.wait = GuestWait(world.driver.loop)
         self.deferred = Deferred()
@@ -198,6 +200,7 @@ class Program(ProgramFacts):
             self.output.close(LogEvent(_Event.ENDED, data, error is None, error, self.usage.to_proto(now)))
             if len(spec.source) + sum(map(len, spec.args)) > _SPEC_KEPT_BYTES:
                 self.spec = replace(spec, source=b"", args=())
+            self.tie.close()
         self._world.on_ended(self)
         self.inbox.close()
         self.history.close()

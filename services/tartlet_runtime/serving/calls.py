@@ -12,14 +12,13 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from tartlet_common.errors.registry import Disconnected, TartletError
+from tartlet_common.errors.registry import TartletError
 from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_protos import programs_pb2
 from tartlet_runtime.program.driver import Driver
 from tartlet_runtime.program.output import Output
 from tartlet_runtime.program.output_log import LogEvent
-from tartlet_runtime.program.program import Program
-from tartlet_runtime.program.spec import State
+from tartlet_runtime.ties.tie import Tie
 
 MESSAGE_BYTES = 1 << 20
 SHARE_BYTES = 128 << 10
@@ -42,9 +41,6 @@ class Call:
     expected: int
     asked_s: float
     """Monotonic seconds at which the request came."""
-    tied: list[Program] = field(default_factory=list)
-    grace_s: float = 0.0
-    """How long tied programs go on without their client, because another runtime relays the call and may be lost."""
     relays: set[asyncio.Task[None]] = field(default_factory=set)
     """Tasks that bring events of programs at other runtimes."""
     _relayed: deque[tuple[list[programs_pb2.ProgramEvent], asyncio.Future[None]]] = field(default_factory=deque)
@@ -54,6 +50,8 @@ class Call:
     """Of each watched program one for every index that names it."""
     _dirty: dict[Output, None] = field(default_factory=dict)
     _waiter: asyncio.Future[None] | None = None
+    _tied: list[tuple[int, Tie, float]] = field(default_factory=list)
+    """Programs of which this is a call of their client: index, bond, and how long they go on without the client."""
     _closed: bool = False
     refused: bool = False
     """All its items were answered with an error."""
@@ -78,9 +76,13 @@ class Call:
         for index in range(self.expected):
             self.reject(index, error)
 
+    def has_left(self, index: int) -> bool:
+        """Return whether the answer of spec `index` was sent."""
+        return index < self._answered
+
     def has_answered(self, index: int) -> bool:
         """Return whether spec `index` has an answer."""
-        return index < self._answered or index in self._answers
+        return self.has_left(index) or index in self._answers
 
     def answer_if_open(self, index: int, event: programs_pb2.ProgramEvent) -> bool:
         """Answer spec `index` unless it has an answer. Returns whether it had none."""
@@ -105,6 +107,18 @@ class Call:
             output.attach(self)
         self._cursors[output].append(_Cursor(index, output.place_of(offset)))
         self.mark(output)
+
+    def tie(self, index: int, tie: Tie, key: bytes, grace_s: float) -> None:
+        """End the program of item `index` some time after the call, if the program is tied to this client.
+
+        Args:
+            index: the item's.
+            tie: the program's bond with its client.
+            key: names the client, if it will come back when its connection breaks.
+            grace_s: how long the program waits for that, once its item was answered; 0: it ends with the call.
+        """
+        if tie.hold(key):
+            self._tied.append((index, tie, grace_s))
 
     def mark(self, output: Output) -> None:
         """Read the program's output into the next message."""
@@ -153,21 +167,22 @@ class Call:
         message.events.extend(relayed)
         return taken
 
-    def close(self, error: TartletError) -> None:
-        """Close the call. Programs tied to it end with `error` if they still run."""
+    def close(self) -> None:
+        """Close the call. Programs that are tied to it end, at once or if their client doesn't come back."""
         self._closed = True
         for task in self.relays:
             task.cancel()
+        ending: list[Tie] = []
+        for index, tie, grace_s in self._tied:
+            if grace_s and self.has_left(index):
+                tie.let_go(grace_s)  # before its output loses a reader
+            else:
+                ending.append(tie)
         for output in list(self._cursors):
             output.detach(self)
         self._cursors.clear()
-        for program in self.tied:
-            if program.stays:
-                continue
-            if self.grace_s:
-                expect_client(program, self.grace_s, self.driver.loop)
-            else:
-                program.end(error)
+        for tie in ending:
+            tie.let_go(0.0)
 
     def _gather(self, message: programs_pb2.ProgramEvents) -> list[tuple[Output, int]]:
         """Add as many answers and events as there is room for. Returns how far each output is read then."""
@@ -233,17 +248,3 @@ def _add(message: programs_pb2.ProgramEvents, event: LogEvent, index: int, progr
         added.error.CopyFrom(error_to_proto(event.error))
         if event.usage is not None:
             added.usage.CopyFrom(event.usage)
-
-
-def expect_client(program: Program, grace_s: float, loop: asyncio.AbstractEventLoop) -> None:
-    """Let a program wait for readers for `grace_s`. A program of a `run` ends if its client doesn't return."""
-    program.output.awaits_reader = True
-    loop.call_later(grace_s, _without_client, program)
-
-
-def _without_client(program: Program) -> None:
-    if program.state >= State.ENDING:
-        return
-    program.output.expect_no_more()
-    if program.spec.tied and not program.stays and not program.output.has_readers:
-        program.end(Disconnected())

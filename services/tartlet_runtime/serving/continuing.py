@@ -54,7 +54,9 @@ class Continuing:
         after.clock_start_ns = max(after.clock_start_ns, before.clock_start_ns + int(ran_s * 1e9))
         before.output.take_place_of(after.output)
         after.output, after.usage = before.output, before.usage.of_next_run(now_s)
-        after.model, after.accepted, after.stays = before.model, True, before.stays
+        after.tie = before.tie
+        after.tie.go_on(after.end)
+        after.model, after.accepted = before.model, True
         after.reserved_bytes = before.reserved_bytes
         return after
 

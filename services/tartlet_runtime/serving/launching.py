@@ -181,9 +181,9 @@ class Launching:
     ) -> None:
         existing = self._table.existing(spec.tenant, spec.idempotency_key)
         if existing is not None:
-            existing.stays |= not asked.tie
+            existing.tie.stays |= not asked.tie
             self._table.join(existing, call, index, attach=asked.attach)
             return
         program = self._table.launch(spec, maker, call, index, attach=asked.attach, fork=fork)
         if asked.tie:
-            call.tied.append(program)
+            call.tie(index, program.tie, asked.client, self._table.client_grace_s if asked.client else 0.0)

@@ -35,7 +35,7 @@ from tartlet_runtime.program.recovered import RecoveredProgram
 from tartlet_runtime.program.spans import Spans
 from tartlet_runtime.program.spec import ProgramSpec, State
 from tartlet_runtime.program.world import World
-from tartlet_runtime.serving.calls import Call, expect_client
+from tartlet_runtime.serving.calls import Call
 from tartlet_runtime.serving.continuing import Continuing
 from tartlet_runtime.serving.ended import EndedPrograms
 from tartlet_runtime.serving.listing import Place, info_of, page_of
@@ -248,7 +248,7 @@ class ProgramTable:
         program.output.log.begin_at(past.since_offset)
         with self._given_back(program):
             self._recording.go_on(program, past)
-        expect_client(program, self._settings.client_grace_s, self._driver.loop)
+        program.tie.expect(self.client_grace_s, tied=spec.tied)
         self._enter(program)
 
     def supersede(self, program_id: str) -> None:

@@ -180,6 +180,16 @@ class Relay:
         assert isinstance(reply, programs_pb2.ReadJournalReply)
         return reply
 
+    async def leave(self, items: Sequence[programs_pb2.LeaveItem], scope: Scope) -> None:
+        """Tell other runtimes that the client of these programs won't come back."""
+
+        async def ask(stub: Any, places: list[int]) -> list[TartletError | None]:
+            request = programs_pb2.LeaveRequest(items=[items[i] for i in places])
+            await stub.Leave(request, metadata=RELAYED + scope.metadata, timeout=ANSWER_S)
+            return [None] * len(places)
+
+        await self.ask([i.program_id for i in items], scope, ask)
+
     async def list(
         self, asked: programs_pb2.ListRequest, places: Mapping[str, Place | None], scope: Scope
     ) -> tuple[programs_pb2.ListReply, dict[str, Place]]:
@@ -304,8 +314,8 @@ class Relay:
                 continue
             offset = open_[index]
             if index in moved or isinstance(error, Unavailable):
-                rest = programs_pb2.AttachTo(program_id=program.program_id, offset=offset, tie=program.tie)
-                left.append((index, rest))
+                program.offset = offset
+                left.append((index, program))
             else:
                 ends.append(_end(index, program.program_id, offset, RuntimeLost()))
         if ends:

@@ -16,7 +16,6 @@ import grpc.aio
 
 from tartlet_common.errors.registry import (
     DeadlineExceeded,
-    Disconnected,
     InvalidArgument,
     JournalFull,
     Overloaded,
@@ -191,7 +190,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             yield call
         finally:
             self._streams -= 1
-            call.close(Disconnected())
+            call.close()
 
     # ---- running programs ----
 
@@ -211,8 +210,8 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                 call.accept(index, program.program_id)
                 call.watch(program.output, index, wanted.offset)
                 if wanted.tie and program.spec.tied:
-                    call.tied.append(program)
-                    call.grace_s = self._table.client_grace_s if is_relayed(context) else 0.0
+                    grace_s = self._table.client_grace_s if wanted.client or is_relayed(context) else 0.0
+                    call.tie(index, program.tie, wanted.client, grace_s)
             if elsewhere and is_relayed(context):
                 self._relay.refuse(call, elsewhere, scope)
             elif elsewhere:
@@ -268,6 +267,23 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
             for place, answer in zip(elsewhere, answers, strict=True):
                 errors[place] = answer
         return programs_pb2.KillReply(errors=map(error_to_proto, errors))
+
+    async def Leave(  # noqa: N802 - gRPC's name
+        self, request: programs_pb2.LeaveRequest, context: _Context
+    ) -> programs_pb2.LeaveReply:
+        """End the programs whose client says that it won't come back."""
+        await _few(context, "items", len(request.items))
+        scope = scope_of(context)
+        elsewhere = []
+        for item in request.items:
+            program = self._table.known(item.program_id, scope)
+            if program is None:
+                elsewhere.append(item)
+            else:
+                program.tie.leave(item.client)
+        if elsewhere and not is_relayed(context):
+            await self._relay.leave(elsewhere, scope)
+        return programs_pb2.LeaveReply()
 
     async def List(  # noqa: N802 - gRPC's name
         self, request: programs_pb2.ListRequest, context: _Context

@@ -23,12 +23,17 @@ class Shell:
     directory: Path
     kubeconfig: Path
 
-    def start(self, *args: str, plugin: bool = False) -> subprocess.Popen[str]:
+    def start(self, *args: str, plugin: bool = False, stdin: int | None = None) -> subprocess.Popen[str]:
         module = "tartlet_cli.kube.plugin" if plugin else "tartlet_cli"
         code = ["-c", "from tartlet_cli.kube.plugin import main; main()"] if plugin else ["-m", module]
         env = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "TARTLET_RUN_DIR": str(self.directory / "run")}
         return subprocess.Popen(
-            [sys.executable, *code, *args], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, *code, *args],
+            env=env,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def __call__(self, *args: str, plugin: bool = False) -> subprocess.CompletedProcess[str]:

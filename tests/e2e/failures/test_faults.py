@@ -34,6 +34,7 @@ from tests.e2e.faults import (
     thought,
     unaffected,
     with_a_disk_of_its_own,
+    without_its_client,
 )
 from tests.e2e.serving import (
     Serving,
@@ -255,14 +256,12 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
 
 @injects("disconnect")
 async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
-    async with tartlet.AsyncClient(server.address) as other:
-        run = await other.run(program("endless"))
-        await message(run)
-    while True:
-        for info in await client.list(ended=True):
-            if info.program_id == run.program_id and info.state == "failed":
-                return info.error
-        await asyncio.sleep(0.02)
+    return await without_its_client(server, client, signal.SIGKILL)
+
+
+@injects("client-leaves")
+async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None:
+    return await without_its_client(server, client, signal.SIGINT)
 
 
 @injects("slow-reader")
