@@ -6,6 +6,7 @@ from tartlet_control.directory.follower import Follower as Follower
 from tartlet_control.directory.opening import follower_of as follower_of
 from tartlet_control.order.orders import LIVE as LIVE
 from tartlet_control.order.orders import Order as Order
+from tartlet_control.rebuild.logs import settle
 from tartlet_control.simulation.compare import known as known
 from tartlet_control.simulation.costs import Costs as Costs
 from tartlet_control.simulation.costs import write as write
@@ -27,3 +28,10 @@ BATCHING = "batching"
 def idle(core: Core) -> bool:
     """Tell whether control has no command left to run."""
     return core.idle
+
+
+def note_all(core: Core) -> None:
+    """Note in the programs' books all that has settled, which control does now and then."""
+    for program in core.lifecycle.programs.values():
+        for place in program.places.values():
+            settle(place)
