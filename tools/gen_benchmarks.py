@@ -3,9 +3,10 @@
 Usage: python -m tools.gen_benchmarks [--check]
 
 `bench/results/NAME.json` is what `tartlet bench NAME --json` wrote; `pairs.json` is what `python -m bench.pairs` wrote.
-The text between the two marks is replaced, the rest of the page is written by hand. `--check` writes nothing. It fails
-when the page is stale, and when results were measured with uncommitted changes or on a commit that is no ancestor of
-HEAD. Without git, or where a shallow clone lacks the commit, it says that it can't check the commits.
+The text between the two marks is replaced, the rest of the page is written by hand. The plot of a report is shown if
+docs/images has it. `--check` writes nothing. It fails when the page is stale, and when results were measured with
+uncommitted changes or on a commit that is no ancestor of HEAD. Without git, or where a shallow clone lacks the commit,
+it says that it can't check the commits.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tools.generated import write_or_check
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = Path("docs/benchmarks.md")
+IMAGES = Path("docs/images")
 RESULTS = Path("bench/results")
 PAIRS = "pairs"
 BEGIN = "<!-- generated from bench/results by `python -m tools.gen_benchmarks`: don't edit -->"
@@ -61,17 +63,22 @@ def goals(documents: Mapping[str, Document]) -> Iterator[str]:
     yield from table(("benchmark", "commit", "date", "flags", "load before", "machine"), origins)
 
 
-def details(documents: Mapping[str, Document]) -> Iterator[str]:
-    """Every table of every benchmark."""
-    for document in documents.values():
-        for report in (r for r in document["reports"] if r["rows"]):  # the others are plots alone
-            yield ""
-            yield f"**{report['name']}**: {report['title']}"
+def details(documents: Mapping[str, Document], plots: Collection[str] = ()) -> Iterator[str]:
+    """Every table of every benchmark, and the plots that are there, by the names of their reports."""
+    for report in (report for document in documents.values() for report in document["reports"]):
+        if not report["rows"] and report["name"] not in plots:
+            continue
+        yield ""
+        yield f"**{report['name']}**: {report['title']}"
+        if report["rows"]:
             yield ""
             yield from table([column or "what" for column in report["columns"]], report["rows"])
-            for note in report["notes"]:
-                yield ""
-                yield note[:1].upper() + note[1:] + "."
+        for note in report["notes"]:
+            yield ""
+            yield note[:1].upper() + note[1:] + "."
+        if report["name"] in plots:
+            yield ""
+            yield f"![{report['title']}]({IMAGES.name}/{report['name']}.svg)"
 
 
 def pairs(document: Document) -> Iterator[str]:
@@ -132,7 +139,8 @@ def generated(page: str, documents: Mapping[str, Document], compared: Document |
     _, ended, tail = rest.partition(END)
     if not found or not ended:
         raise SystemExit(f"{PAGE} lacks the marks {BEGIN} and {END}")
-    lines = [*goals(documents), *details(documents), *(pairs(compared) if compared else ())]
+    plots = {path.stem for path in (ROOT / IMAGES).glob("*.svg")}
+    lines = [*goals(documents), *details(documents, plots), *(pairs(compared) if compared else ())]
     return f"{head}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{tail}"
 
 

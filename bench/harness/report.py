@@ -19,6 +19,8 @@ from rich.table import Table
 
 from bench.harness.provenance import machine, provenance
 
+MARKED = 50
+"""Points of a line that are marked at most: with more, the marks hide the line."""
 PLOTS = Path(__file__).resolve().parents[2] / "build" / "bench"
 
 
@@ -161,7 +163,7 @@ def _plot(r: Report, directory: Path) -> None:
             width = 0.8 / len(r.series)
             axes.bar([j + i * width for j in range(len(s.x))], s.y, width, label=s.label)
         else:
-            draw(s.x, s.y, marker="o", label=s.label)
+            draw(s.x, s.y, marker="o" if len(s.x) <= MARKED else "", label=s.label)
     if bars:
         names = r.series[0].x
         axes.set_xticks([j + 0.4 - 0.4 / len(r.series) for j in range(len(names))], [str(n) for n in names])

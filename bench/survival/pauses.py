@@ -147,15 +147,15 @@ def tables(seen: dict[tuple[str, int], list[float]]) -> list[report.Report]:
             name = f"{victim} killed, one program, longest pause, s"
             made[0].goals.append(report.Goal(name, max(values), GOALS_S[victim], at_least=False))
     for programs in dict.fromkeys(n for _, n in seen):
-        rows = [(victim, sorted(v)) for (victim, n), v in seen.items() if n == programs]
+        rows = [(victim, v) for (victim, n), v in seen.items() if n == programs]
         medians = [float(np.median(v)) for _, v in rows]
         made[0].series.append(report.Series(f"{programs} programs", [victim for victim, _ in rows], medians))
         if programs > 1:
             made.append(report.Report(f"pauses-{programs}", f"Pauses of {programs} programs", []))
             made[-1].x_label, made[-1].y_label = "longest pause of a program, s", "% of programs, at most"
             for victim, values in rows:
-                shares = [100 * (i + 1) / len(values) for i in range(len(values))]
-                made[-1].series.append(report.Series(victim, values, shares))
+                longest = [float(np.percentile(values, share)) for share in range(101)]
+                made[-1].series.append(report.Series(victim, longest, range(101)))
     return made
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.gen_benchmarks import bad_origin, revisions
+from tools.gen_benchmarks import bad_origin, details, revisions
 
 
 def git(place: Path, *args: str) -> str:
@@ -61,3 +61,19 @@ def test_without_git_nothing_can_be_checked(tmp_path: Path, capsys: pytest.Captu
 def test_both_sides_of_a_comparison_are_named() -> None:
     named = list(revisions({"pairs": {"commit": "c", "before": "a", "after": "c"}, "calls": {"commit": "d"}}))
     assert [commit for _, commit in named] == ["c", "a", "c", "d"]
+
+
+def test_a_plot_is_shown_where_there_is_one_and_a_report_without_rows_only_with_its_plot() -> None:
+    reports = [
+        {"name": name, "title": name.title(), "columns": ["what", "s"], "rows": rows, "notes": []}
+        for name, rows in (("table", [["a", 1.0]]), ("both", [["b", 2.0]]), ("plot", []), ("neither", []))
+    ]
+    lines = list(details({"all": {"reports": reports}}, {"both", "plot"}))
+    assert [line for line in lines if "**" in line or "![" in line] == [
+        "**table**: Table",
+        "**both**: Both",
+        "![Both](images/both.svg)",
+        "**plot**: Plot",
+        "![Plot](images/plot.svg)",
+    ]
+    assert "| b | 2 |" in lines
