@@ -12,7 +12,14 @@ import grpc
 import grpc.aio
 
 from tartlet._calls import FIRST_PAUSE_S, LAST_PAUSE_S, from_rpc, may_come_back
-from tartlet_common.errors.registry import Disconnected, RuntimeLost, Superseded, Unavailable, UnknownProgram
+from tartlet_common.errors.registry import (
+    Disconnected,
+    RuntimeLost,
+    Superseded,
+    TartletError,
+    Unavailable,
+    UnknownProgram,
+)
 from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import programs_pb2
 
@@ -135,7 +142,7 @@ class Following:
                 error = from_rpc(e, self._address)
                 if not isinstance(error, (Unavailable, Disconnected)):
                     raise error from None
-                lost = error if isinstance(error, Disconnected) else RuntimeLost()
+                lost: TartletError = error if isinstance(error, Disconnected) else RuntimeLost()
                 if isinstance(error, Unavailable) and not self._was_heard:
                     lost = error
                     if not may_come_back(self._address):

@@ -27,7 +27,7 @@ def broken() -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, metadata, metadata, "Socket closed")
 
 
-def frame(kind: int, error: TartletError | None = None, offset: int = 0) -> programs_pb2.ProgramEvents:
+def frame(kind: Any, error: TartletError | None = None, offset: int = 0) -> programs_pb2.ProgramEvents:
     return programs_pb2.ProgramEvents(events=[_Event(kind=kind, offset=offset, error=error_to_proto(error))])
 
 

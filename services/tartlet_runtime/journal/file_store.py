@@ -237,15 +237,16 @@ class FileStore:
             return StoredJournal(self._takeovers.epoch(program_id), self._find(program_id)[1])
 
     async def live(self) -> list[LiveJournal]:
-        """Return the journals that runtimes which are gone have left, as far as their programs have not ended."""
+        """Return the journals that runtimes which are gone have left. Of ended programs, these are ends not told."""
         left = {path.stem for path in self._kept.waiting(self._directory)}
-        left |= {name for slot, name in self._others().items() if slot in self._dead}
+        untold = set(self.leftovers) | {name for slot, name in self._others().items() if slot in self._dead}
+        left |= untold
         journals: list[LiveJournal] = []
         for program_id in left - self._used.keys():
             with contextlib.suppress(UnknownProgram), self._takeovers.lock(alone=False):
                 self._hear_of_takeovers()
                 parsed = parse_journal(self._find(program_id)[1], program_id)
-                if parsed.is_live:
+                if parsed.is_live or (program_id in untold and parsed.header.can_run_again):
                     journals.append(LiveJournal(self._takeovers.epoch(program_id), parsed.header))
             await asyncio.sleep(0)  # programs need the loop, too
         return journals

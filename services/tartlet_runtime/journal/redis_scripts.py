@@ -65,14 +65,15 @@ return {0, epoch, tonumber(held[2])}
 
 LIVE = """
 -- KEYS: hash and stream of each program. Answers, of each whose journal is whole: its place in KEYS, the owner's epoch,
--- the number of entries, the first entry's data and the last one's.
+-- the number of entries, the first entry's data, the last one's, and how many milliseconds it is kept (-1: for ever).
 local answers = {}
 for i = 1, #KEYS / 2 do
   local held = redis.call('HMGET', KEYS[2 * i - 1], 'epoch', 'length')
   local first = redis.call('XRANGE', KEYS[2 * i], '-', '+', 'COUNT', 1)[1]
   if held[1] and first and redis.call('XLEN', KEYS[2 * i]) == tonumber(held[2]) then
     local last = redis.call('XREVRANGE', KEYS[2 * i], '+', '-', 'COUNT', 1)[1]
-    answers[#answers + 1] = {i - 1, tonumber(held[1]), tonumber(held[2]), first[2][2], last[2][2]}
+    local kept = redis.call('PTTL', KEYS[2 * i])
+    answers[#answers + 1] = {i - 1, tonumber(held[1]), tonumber(held[2]), first[2][2], last[2][2], kept}
   end
 end
 return answers

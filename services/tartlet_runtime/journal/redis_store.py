@@ -272,7 +272,7 @@ class RedisStore:
         return StoredJournal(answer[1], bytes(data)), found
 
     async def live(self) -> list[LiveJournal]:
-        """Return the journals whose programs have not ended, also those of owners that live.
+        """Return the journals whose programs have not ended, or whose ends nobody was told, also of owners that live.
 
         Raises:
             JournalUnavailable: Redis can't be reached.
@@ -284,10 +284,11 @@ class RedisStore:
             for at in range(0, len(ids), _LISTED):
                 some = ids[at : at + _LISTED]
                 keys = [key for program_id in some for key in _keys(program_id)]
-                for place, epoch, length, first, last in await self._live_script(keys=keys):
+                for place, epoch, length, first, last, kept_ms in await self._live_script(keys=keys):
                     with contextlib.suppress(InvalidSource):
                         header, end = read_header(first, some[place])
-                        if header.can_run_again and last_kind(last, end if length == 1 else 0) != Kind.END:
+                        has_ended = last_kind(last, end if length == 1 else 0) == Kind.END
+                        if header.can_run_again and not (has_ended and kept_ms >= 0):  # set once the end was told
                             journals.append(LiveJournal(epoch, header))
         except _ERRORS as e:
             raise JournalUnavailable(detail=_told(e)) from e

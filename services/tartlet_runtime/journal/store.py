@@ -53,7 +53,10 @@ class StoredJournal:
 
 @dataclass(frozen=True, slots=True)
 class LiveJournal:
-    """A journal whose program can be run again and has not ended, as far as the journal says. Its owner may live."""
+    """A journal of a program that can be run again and has not ended, or whose end nobody was told.
+
+    Its owner may live.
+    """
 
     epoch: int
     header: JournalHeader
@@ -134,7 +137,9 @@ class JournalStore(Protocol):
         """
 
     async def live(self) -> list[LiveJournal]:
-        """Return the journals whose programs have not ended; of owners that are known to live, they may be left out.
+        """Return the journals whose programs have not ended, or whose ends nobody was told.
+
+        Those of owners that are known to live may be left out.
 
         Raises:
             JournalUnavailable: the store can't be reached.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from tartlet_common.config.settings import RuntimeSettings
@@ -18,6 +19,18 @@ KEPT_BYTES: Final = 256 << 20
 """Output of ended programs that is kept in all; beyond it the oldest are forgotten before their time."""
 _MAX_UNREAD: Final = 256
 """Journals of ended programs that stay open because no client was told the end."""
+_TOLD_S: Final = 2.0
+"""How long a journal in Redis stays open after the end was told: a client may not have read that when all die."""
+
+
+@dataclass(slots=True)
+class _Unread:
+    """The open journal of an ended program."""
+
+    journal: Journal
+    is_kept: bool
+    """Whether the journal is kept for replays, too."""
+    told_s: float | None = None
 
 
 class EndedPrograms:
@@ -32,7 +45,7 @@ class EndedPrograms:
         self._journals = journals
         self._forgotten = forgotten
         self._programs: OrderedDict[str, Program] = OrderedDict()
-        self._unread: dict[Program, Journal] = {}
+        self._unread: dict[Program, _Unread] = {}
         self.bytes = 0
         """Bytes of their output."""
         self._limit = min(KEPT_BYTES, ledger.bound_bytes // 8)
@@ -48,12 +61,11 @@ class EndedPrograms:
         if isinstance(program.error, Superseded):
             self._journals.leave(recorder.journal)
             return
-        if program.accepted and (program.error is not None or self._settings.keep_journals):
-            self._journals.close(recorder.journal, keep=True)
-        elif program.accepted and program.spec.recoverable:
-            self._unread[program] = recorder.journal
+        keep = program.accepted and (program.error is not None or self._settings.keep_journals)
+        if program.accepted and program.spec.recoverable and not (keep and self._journals.immediate):
+            self._unread[program] = _Unread(recorder.journal, keep)
         else:
-            self._journals.close(recorder.journal, keep=False)
+            self._journals.close(recorder.journal, keep=keep)
 
     def add(self, program: Program) -> None:
         """Keep a program's output. The oldest ones are forgotten for it if there are too many."""
@@ -86,21 +98,28 @@ class EndedPrograms:
         self._forgotten(program)
 
     def _close(self, program: Program) -> None:
-        journal = self._unread.pop(program, None)
-        if journal is not None:
-            self._journals.close(journal, keep=False)
+        unread = self._unread.pop(program, None)
+        if unread is not None:
+            self._journals.close(unread.journal, keep=unread.is_kept)
 
     def tend(self, now: float) -> None:
         """Forget programs that ended long ago, and close journals that nobody needs any more."""
-        for program in list(self._unread):
-            log = program.output.log
-            if log.read_to >= log.end or len(self._unread) > _MAX_UNREAD:
-                self._close(program)
+        self.close_told(now, 0.0 if self._journals.immediate else _TOLD_S)
         while self._programs:
             oldest = next(iter(self._programs.values()))
             if now - oldest.usage.ended_s < self._settings.ended_kept_s:
                 break
             self._forget_oldest()
+
+    def close_told(self, now: float, wait_s: float = 0.0) -> None:
+        """Close journals whose ends were told to a client, `wait_s` seconds later."""
+        for program, unread in list(self._unread.items()):
+            log = program.output.log
+            if unread.told_s is None and log.read_to >= log.end:
+                unread.told_s = now
+            is_told = unread.told_s is not None and now - unread.told_s >= wait_s
+            if is_told or len(self._unread) > _MAX_UNREAD:
+                self._close(program)
 
     def kept(self) -> list[control_pb2.KeptProgram]:
         """Return what a new control is told of them."""

@@ -387,7 +387,7 @@ class ProgramTable:
 
     def close(self) -> None:
         """Close the journals of ended programs whose ends were told; the next runtime finds the others."""
-        self._ended.tend(self._clock.now())
+        self._ended.close_told(self._clock.now())
 
     def end_all(self, error: Callable[[], TartletError]) -> None:
         """End all programs and refuse launches: the runtime stops."""

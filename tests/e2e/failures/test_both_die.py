@@ -14,7 +14,7 @@ import pytest
 import tartlet
 from tartlet import LaunchSpec
 from tests.e2e.failures.test_takeovers import ROUNDS, SEED, Roles, heard
-from tests.e2e.serving import program, serving, until_nothing_is_held
+from tests.e2e.serving import message, program, serving, until_nothing_is_held
 from tests.redis_server import redis_server
 
 GRACE_S = 0.5
@@ -80,6 +80,56 @@ async def test_a_program_outlives_its_runtime_and_control(
     # the first control may have named the next owner in the moment between the two deaths
     told = "begins again" if order == "runtime" else "its journal alone"
     assert told in roles.log("steady"), "nobody else could go on"
+
+
+ONE_ANSWER = tartlet.Source.python(
+    """
+from inferlet import Context, receive, send
+
+async def main():
+    async with Context() as ctx:
+        ctx.fill("What is asked?")
+        text = await ctx.generate_until(max_tokens=4)
+        send("ready")
+        return f"{await receive()}: {text}"
+"""
+)
+
+
+def has_end(roles: Roles, program_id: str) -> bool:
+    """Returns whether the last record of a program's journal has the program's result."""
+    script = "return redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1][2][2]:find('\"result\"', 1, true)"
+    return bool(roles.redis.command("EVAL", script, "1", f"tartlet:journal:{program_id}").strip())
+
+
+async def test_an_end_that_nobody_was_told_outlives_runtime_and_control(roles: Roles) -> None:
+    """The program ends while control is dead, so that its runtime can't tell the end before it dies as well."""
+    address = roles.start_runtime("last")
+    spec = LaunchSpec(source=ONE_ANSWER, seed=bytes(16), idempotency_key="ended")
+    async with (
+        asyncio.timeout(90),
+        tartlet.AsyncClient(f"unix:{roles.directory}/steady.sock") as steady,
+        tartlet.AsyncClient(address) as last,
+    ):
+        while not Path(address.removeprefix("unix:")).exists():  # noqa: ASYNC110, ASYNC240 - another process
+            await asyncio.sleep(0.05)
+        expected = await steady.attach((await steady.launch(spec=_keyed(spec, "undisturbed"))).program_id)
+        await steady.send(expected.program_id, "answer")
+        run = await steady.attach((await last.launch(spec=spec)).program_id)
+        assert await message(run) == "ready"
+        roles.processes["control"].kill()
+        await last.send(run.program_id, "answer")
+        while not has_end(roles, run.program_id):  # noqa: ASYNC110 - Redis tells nobody
+            await asyncio.sleep(0.02)
+        roles.processes["last"].kill()
+        for name in ("control", "last"):
+            await asyncio.to_thread(roles.processes[name].wait)
+        start_control(roles)
+        ended = await run.wait()
+        assert ended.success, ended.error
+        assert ended.result == (await expected.wait()).result
+        assert (await steady.launch(spec=spec)).program_id == run.program_id, "its key names it as before"
+        await until_nothing_is_held(steady)
 
 
 async def test_a_stack_whose_runtime_and_control_are_killed_goes_on_from_its_files(run_dir: Path) -> None:

@@ -79,21 +79,23 @@ async def test_an_owner_that_leaves_keeps_the_journal_for_the_next_one_and_drops
     assert not heard.refusals
 
 
-async def test_what_dead_runtimes_left_is_listed_unless_its_program_has_ended_or_has_an_owner(tmp_path: Path) -> None:
+async def test_what_dead_runtimes_left_is_listed_unless_an_end_was_told_or_it_has_an_owner(tmp_path: Path) -> None:
     headers = {
-        name: JournalHeader(name, 1, "p.py", (), b"s", 0, "c").encode() for name in ("p", "left", "ended", "own")
+        name: JournalHeader(name, 1, "p.py", (), b"s", 0, "c").encode()
+        for name in ("p", "left", "untold", "told", "own")
     }
     dead, _ = store(tmp_path, 1 << 29)
     for name, data in headers.items():
         dead.open(name)
         dead.append(Turn(1, (Part(name, 1, data),)))
-    dead.append(
-        Turn(1, (Part("ended", 1, encode_record(crc_of(headers["ended"]), 1, b"digest00", b"{}", 0, 0, Kind.END)),))
-    )
+    for name in ("untold", "told"):
+        end = encode_record(crc_of(headers[name]), 1, b"digest00", b"{}", 0, 0, Kind.END)
+        dead.append(Turn(1, (Part(name, 1, end),)))
+    dead.close("told", keep=False)
     dead.leave("left", 1)
     alive, _ = store(tmp_path, os.getpid())
     await alive.take_over("own", 2)
-    assert {(j.header.program_id, j.epoch) for j in await alive.live()} == {("p", 1), ("left", 1)}
+    assert {(j.header.program_id, j.epoch) for j in await alive.live()} == {("p", 1), ("left", 1), ("untold", 1)}
     await alive.take_over("p", 3)
     alive.leave("p", 3)
     assert ("p", 3) in {(j.header.program_id, j.epoch) for j in await alive.live()}
