@@ -2,15 +2,18 @@
 
 The ranks are those of `Order.rank`. What is noted of a program in the process table (`order.book`) makes the program's
 items due to be ranked again, and so does the time at which a waiting call starves. Everything else keeps its place.
+
+A step usually takes the first items. So items that go are only noted, and the next look takes them out together.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Collection, Iterator
 from itertools import count
 from math import inf
+from operator import is_
 from typing import Any, Final, Generic, TypeVar
 
 from tartlet_control.order.book import Program, Thread
@@ -21,6 +24,8 @@ Place = tuple[Rank, int, T]
 """A rank, a number that differs for each item of a ranking, and the item."""
 _MANY: Final = 8
 """If one in so many items is due, all items are sorted: that costs less than to move each."""
+_MOST_GONE: Final = 256
+"""So many items that are gone may still stand among the others, until the next look."""
 
 
 class _Entry(Generic[T]):
@@ -39,7 +44,7 @@ class _Entry(Generic[T]):
 class Ranking(Generic[T]):
     """Items with a thread each, sorted by the ranks of their threads."""
 
-    __slots__ = ("_by_time", "_due", "_entries", "_numbers", "_of", "_order", "_sorted", "_version")
+    __slots__ = ("_by_time", "_due", "_entries", "_gone", "_numbers", "_of", "_order", "_sorted", "_version")
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
         """`numbers`: rise with each item; rankings that share them can be merged."""
@@ -48,6 +53,7 @@ class Ranking(Generic[T]):
         self._of: dict[Program, dict[T, _Entry[T]]] = {}
         self._due: dict[Program, None] = {}
         self._sorted: list[Any] = []  # the entries' places; their numbers differ, so items are never compared
+        self._gone: list[Any] = []  # places in `_sorted` that no item has any more
         self._by_time: list[tuple[float, int, _Entry[T]]] = []
         self._order: Order | None = None
         self._version = 0
@@ -78,7 +84,13 @@ class Ranking(Generic[T]):
         entry = self._entries.pop(item, None)
         if entry is None:
             return
-        self._take_out(entry)
+        if entry.place is not None:
+            self._gone.append(entry.place)
+            entry.place = None
+        if not self._entries:
+            self._sorted, self._gone = [], []
+        elif len(self._gone) > _MOST_GONE:
+            self._take_out()
         entry.until = -inf
         program = entry.thread.program
         of = self._of[program]
@@ -101,37 +113,59 @@ class Ranking(Generic[T]):
         if order is not self._order or order.history.version != self._version:
             self._order, self._version = order, order.history.version
             self._due.update(dict.fromkeys(self._of))
-        due = [entry for program in self._due for entry in self._of[program].values()]
+        due = {entry: None for program in self._due for entry in self._of[program].values()}
         self._due.clear()
         while self._by_time and self._by_time[0][0] <= now:
             until, _, entry = heapq.heappop(self._by_time)
             if entry.until == until:
                 entry.until = inf
-                due.append(entry)
+                due[entry] = None
         if due:
             self._rank(due, order, now)
+        elif self._gone:
+            self._take_out()
         return self._sorted
 
-    def _rank(self, due: list[_Entry[T]], order: Order, now: float) -> None:
-        many = len(due) * _MANY > len(self._entries)
+    def _rank(self, due: Collection[_Entry[T]], order: Order, now: float) -> None:
+        moved: list[Any] = []
         for entry in due:
-            if not many:
-                self._take_out(entry)
+            if entry.place is not None:
+                self._gone.append(entry.place)
             entry.place = (order.rank(entry.thread, now), entry.number, entry.item)
+            moved.append(entry.place)
             until = steady_until(order, entry.thread, now)
             if until != entry.until:
                 entry.until = until
                 if until < inf:
                     heapq.heappush(self._by_time, (until, entry.number, entry))
-            if not many:
-                insort(self._sorted, entry.place)
-        if many:
-            self._sorted = sorted([entry.place for entry in self._entries.values()])
+        if len(due) * _MANY > len(self._entries):
+            self._sorted, self._gone = sorted([entry.place for entry in self._entries.values()]), []
+        else:
+            self._take_out()
+            self._put_in(sorted(moved))
         if len(self._by_time) > 2 * len(self._entries) + 64:
             self._by_time = [(e.until, e.number, e) for e in self._entries.values() if e.until < inf]
             heapq.heapify(self._by_time)
 
-    def _take_out(self, entry: _Entry[T]) -> None:
-        if entry.place is not None:
-            del self._sorted[bisect_left(self._sorted, entry.place)]
-            entry.place = None
+    def _put_in(self, moved: list[Any]) -> None:
+        """Add sorted places."""
+        places = self._sorted
+        if not places or moved[0] > places[-1]:
+            places += moved
+            return
+        at = 0
+        for place in moved:
+            at = bisect_left(places, place, at)
+            places.insert(at, place)
+
+    def _take_out(self) -> None:
+        """Drop the places that no item has any more."""
+        places, gone = self._sorted, sorted(self._gone)
+        self._gone = []
+        if all(map(is_, gone, places)):  # they are the first ones
+            del places[: len(gone)]
+            return
+        at = 0
+        for place in gone:
+            at = bisect_left(places, place, at)
+            del places[at]

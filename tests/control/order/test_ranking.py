@@ -15,12 +15,12 @@ from tartlet_control.order.orders import LIVE, Order, Rank, chosen, starved
 from tartlet_control.order.ranking import Ranking
 from tartlet_control.order.sizes import History
 
-PROGRAMS, THREADS = 4, 3
+FEW, MANY, THREADS = 4, 50, 3
 ACTIONS = ("add", "discard", "waits", "runs", "idles", "withdraws", "serve", "end", "boost", "choose", "expect", "past")
 steps = st.lists(
     st.tuples(
         st.sampled_from(ACTIONS),
-        st.integers(0, PROGRAMS * THREADS - 1),
+        st.integers(0, MANY * THREADS - 1),
         st.sampled_from([0.0, 0.01, 0.1, 0.25, 1.0, 3.0]),
     ),
     min_size=5,
@@ -64,17 +64,26 @@ def items(ranking: Ranking[Any], order: Order, now: float) -> list[Any]:
     looks=st.integers(1, 7),
     every=st.integers(1, 3),
     preempt=st.sampled_from(["step", "step", "quantum", "call"]),
+    many=st.booleans(),
 )
 def test_items_stand_where_sorting_all_by_rank_puts_them(
-    name: str, steps: list[tuple[str, int, float]], looks: int, every: int, preempt: str
+    name: str, steps: list[tuple[str, int, float]], looks: int, every: int, preempt: str, many: bool
 ) -> None:
     order = Order(name, (0.25, 1.0), 2.0, preempt, every, History())
-    programs = [Program(n, ("", f"p{n % 2}", "")) for n in range(PROGRAMS)]
+    programs = [Program(n, ("", f"p{n % 2}", "")) for n in range(MANY if many else FEW)]
     threads = [Thread(program) for program in programs for _ in range(THREADS)]
     ranking: Ranking[int] = Ranking()
     here: dict[int, None] = {}
     now = 0.0
-    for count, (action, which, amount) in enumerate(steps):
+    if many:  # so that what is noted concerns a small part of what waits
+        for which, thread in enumerate(threads):
+            book.waits(thread, 0.01 * which)
+            book.serve(thread, 0.003 * which)
+            here[which] = None
+            ranking.add(which, thread)
+        now = 2.0
+    for count, (action, chosen_one, amount) in enumerate(steps):
+        which = chosen_one % len(threads)
         thread = threads[which]
         if action == "add":
             here[which] = None
@@ -125,3 +134,28 @@ def test_only_what_changed_is_ranked_again(name: str, monkeypatch: pytest.Monkey
     book.serve(threads[7], 0.3)
     assert items(ranking, order, 1.1) == sorted(threads, key=lambda thread: rank(order, thread, 1.1))
     assert ranked == [threads[7]]
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_steps_that_take_the_first_and_bring_them_back_keep_the_order(name: str) -> None:
+    order = Order(name, (0.25, 1.0), 2.0)
+    ranking: Ranking[Thread] = Ranking()
+    threads = [Thread(Program(n)) for n in range(300)]
+    for thread in threads:
+        book.waits(thread, 0.0)
+        ranking.add(thread, thread)
+    now = 0.0
+    for step in range(40):
+        now += 0.05
+        expected = sorted(ranking, key=lambda thread: order.rank(thread, now))
+        found = items(ranking, order, now)
+        assert found == expected
+        taken = found[:20] if step % 3 else found[5:10] + found[100:120]
+        for thread in taken:
+            ranking.discard(thread)
+            chosen(order, thread)
+            book.runs(thread, now)
+        for thread in taken[: 15 + step % 6]:
+            book.serve(thread, 0.02, 1)
+            book.waits(thread, now)
+            ranking.add(thread, thread)
