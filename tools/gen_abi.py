@@ -1,10 +1,11 @@
-"""Writes the SDKs' copies of the ABI's constants, in Python and in C, so that guest and host can't drift apart.
+"""Writes the SDKs' copies of the ABI's constants and packers, in Python and in C, so that guest and host agree.
 
 Usage: python -m tools.gen_abi [--check]
 
 In the sandbox there is neither numpy nor `tartlet_common`. So the Python SDK carries plain integers and `struct`
-formats made from `tartlet_common.abi`, and the C SDK a header of constants. With `--check`, nothing is written, and a
-stale copy is an error.
+formats made from `tartlet_common.abi`, and the C SDK a header of constants. Packers come from the registry of calls; a
+further language is one more module beside `tools/calls/c_packers.py`. With `--check`, nothing is written, and a stale
+copy is an error.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from tartlet_common import abi
+from tools.calls import c_packers, c_vectors, python_packers
+from tools.gen_abi_vectors import vectors
 from tools.generated import write_or_check
 
 TARGET = Path("inferlets/sdk/python/inferlet/_generated/abi.py")
@@ -91,7 +94,9 @@ def _c_lines() -> Iterator[str]:
 
 def generate() -> dict[Path, str]:
     """Return the text of each generated file, by its path below the root."""
-    return {path: "\n".join(lines) + "\n" for path, lines in ((TARGET, _python_lines()), (C_TARGET, _c_lines()))}
+    constants = {path: "\n".join(lines) + "\n" for path, lines in ((TARGET, _python_lines()), (C_TARGET, _c_lines()))}
+    packers = {module.TARGET: module.generate() for module in (python_packers, c_packers)}
+    return {**constants, **packers, c_vectors.TARGET: c_vectors.generate(vectors())}
 
 
 def main(argv: list[str], root: Path) -> int:

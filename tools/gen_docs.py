@@ -1,4 +1,4 @@
-"""Writes the tables of docs/configuration.md and docs/security.md from the settings and the access table.
+"""Writes docs/configuration.md, docs/security.md and docs/calls.md from settings, access table and registry of calls.
 
 Usage: python -m tools.gen_docs [--check]
 
@@ -15,6 +15,7 @@ from tartlet_common.config.load import allowed
 from tartlet_common.config.paths import cache_dir, run_dir
 from tartlet_common.config.settings import ROLES
 from tartlet_common.rpc.access import ACCESS, IDENTITIES
+from tools.calls import table
 from tools.generated import write_or_check
 
 CONFIGURATION = Path("docs/configuration.md")
@@ -227,7 +228,7 @@ def security() -> str:
 
 def main(argv: list[str]) -> int:
     """Write the files, or with `--check` compare them; return the exit status."""
-    files = {CONFIGURATION: configuration(), SECURITY: security()}
+    files = {CONFIGURATION: configuration(), SECURITY: security(), table.TARGET: table.generate()}
     return write_or_check(files, argv, root=Path(), command="`make generate`")
 
 

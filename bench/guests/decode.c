@@ -93,9 +93,8 @@ int32_t tartlet_main(void) {
   tl_put_range(0, n);
   for (uint32_t i = 0; i < n; i++) tl_put_u32(10 + i * 7 % 200);
   tl_put_range(0, n);
-  tl_forward(0, 0, n, 0, (n + page_size - 1) / page_size, 0, out);
+  tl_forward_range(0, 0, 0, n, 0, (n + page_size - 1) / page_size, 0, out);
 
-  tl_sample_params params = {.top_p = 1.0f};
   uint32_t sent = 0, sampled = 0, go_ticket = 0;
   bool go = false;
   for (uint32_t got = 0; got < tokens; got++) {
@@ -104,7 +103,7 @@ int32_t tartlet_main(void) {
       if (got == 0 && !tell_and_hear()) return 4;
       if (got + 1 < tokens) {
         embed_token(in, token, position);
-        tl_forward(page + 1, in, 1, page, 1, position % page_size, out);
+        tl_forward_range(0, page + 1, in, 1, page, 1, position % page_size, out);
       }
     } else {
       if (got == 1) /* the steps queued ahead may be answered before the message comes */
@@ -115,9 +114,9 @@ int32_t tartlet_main(void) {
         if (sent) {
           uint32_t position = n + sent - 1, page = position / page_size;
           tl_embed_slot(in + slot, (sent - 1) % ring, position);
-          tl_forward(page + 1, in + slot, 1, page, 1, position % page_size, out + slot);
+          tl_forward_range(0, page + 1, in + slot, 1, page, 1, position % page_size, out + slot);
         }
-        tl_sample(out + slot, slot, &params, 0);
+        tl_sample_greedy(out + slot, slot, NULL, 0);
       }
       while (sampled <= got)
         if (!take(&sampled, go_ticket, &go)) return 4;

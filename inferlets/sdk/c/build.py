@@ -18,6 +18,7 @@ GUESTS = [
     HERE / "examples" / "text_completion.c",
     ROOT / "tests" / "runtime" / "wasm" / "guests" / "probe.c",
     ROOT / "tests" / "runtime" / "wasm" / "guests" / "vectors.c",
+    ROOT / "tests" / "runtime" / "wasm" / "guests" / "calls.c",
 ]
 FLAGS = [
     "--target=wasm32-freestanding",

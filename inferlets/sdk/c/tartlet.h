@@ -1,7 +1,7 @@
 /* The C SDK: an inferlet in core WebAssembly, without a C library.
  *
- * No dependencies but tartlet_abi.h beside this file: the ABI's constants, which a tool generates. docs/abi.md defines
- * the layouts.
+ * No dependencies but two files beside this one, which a tool generates: tartlet_abi.h with the ABI's constants, and
+ * tartlet_calls.h with a function for each call. docs/calls.md describes the calls, docs/abi.md the layouts.
  * `make setup` installs zig's compiler as a Python package. No other compiler is needed. From the repository's root:
  *
  *     .venv/bin/python -m ziglang cc --target=wasm32-freestanding -Os -nostdlib -Wl,--no-entry \
@@ -56,17 +56,8 @@ typedef struct {
   uint32_t ticket, queue, a, b, c, offset, length;
 } tl_record;
 
-typedef struct {
-  float temperature;
-  uint32_t top_k;
-  float top_p, min_p;
-  uint64_t seed;
-  uint32_t draw, n_stop;
-} tl_sample_params;
-
 _Static_assert(sizeof(tl_header) == TL_HEADER_BYTES, "header");
 _Static_assert(sizeof(tl_record) == TL_RECORD_BYTES, "record");
-_Static_assert(sizeof(tl_sample_params) == 32, "sample parameters");
 
 /* ---- memory functions: a compiler emits calls to them, and there is no C library ---- */
 
@@ -167,19 +158,23 @@ TL_CALL tl_record *tl_await(uint32_t ticket) {
   }
 }
 
-/* ---- some calls, by the paper's names; write the records of other calls with tl_begin and tl_put ---- */
-
-TL_CALL void tl_text(uint16_t op, uint32_t a, const void *text, uint32_t length) {
-  tl_begin(op, length)->a = a;
-  tl_put(text, length);
+/* Marks a record as awaited, and returns its ticket: tl_await(tl_ask(tl_tokenize(...))). */
+TL_CALL uint32_t tl_ask(tl_record *record) {
+  record->flags = TL_FLAG_AWAIT;
+  return record->ticket;
 }
-TL_CALL void tl_log(uint32_t stream, const void *text, uint32_t length) {
-  tl_text(TL_OP_LOG, stream, text, length);
-}
-TL_CALL void tl_send(const void *text, uint32_t length) { tl_text(TL_OP_SEND, 0, text, length); }
 
-/* Says how many more tokens the program expects to compute, prompts included; 0: it can't say. Only a hint. */
-TL_CALL void tl_expect(uint32_t tokens) { tl_begin(TL_OP_EXPECT, 0)->a = tokens; }
+/* Copies bytes to `out`, and returns the place behind them. */
+TL_CALL uint8_t *tl_write(uint8_t *out, const void *data, uint32_t length) {
+  memcpy(out, data, length);
+  return out + length;
+}
+
+/* ---- every call of the ABI, by its name: tl_send, tl_forward, tl_spawn and so on ---- */
+
+#include "tartlet_calls.h"
+
+/* ---- calls whose ids are ranges, which need no list ---- */
 
 /* Records an alloc_* or dealloc_* of the ids [first, first + count). */
 TL_CALL void tl_range(uint16_t op, uint32_t first, uint32_t count) {
@@ -187,18 +182,10 @@ TL_CALL void tl_range(uint16_t op, uint32_t first, uint32_t count) {
   tl_put_range(first, count);
 }
 
-/* Records an awaited request for the LoRA adapters of a model, and returns its ticket. The answer is JSON. */
-TL_CALL uint32_t tl_get_all_adapters(uint32_t model) {
-  tl_record *record = tl_begin(TL_OP_GET_ALL_ADAPTERS, 0);
-  record->flags = TL_FLAG_AWAIT;
-  record->a = model;
-  return record->ticket;
-}
-
 /* Records forward(ikv = pages [0, n_ikv), iemb = [emb, +n_emb), okv = pages [okv, +n_okv), oemb = [out_emb]), computed
  * under a LoRA adapter of a number; 0 for none. */
-TL_CALL void tl_forward_with_adapter(uint32_t adapter, uint32_t n_ikv, uint32_t emb, uint32_t n_emb, uint32_t okv,
-                                     uint32_t n_okv, uint32_t okv_offset, uint32_t out_emb) {
+TL_CALL void tl_forward_range(uint32_t adapter, uint32_t n_ikv, uint32_t emb, uint32_t n_emb, uint32_t okv,
+                              uint32_t n_okv, uint32_t okv_offset, uint32_t out_emb) {
   tl_record *record = tl_begin(TL_OP_FORWARD, 4 * (4 + n_ikv + n_emb + n_okv + 1));
   record->a = okv_offset;
   record->b = adapter;
@@ -212,15 +199,9 @@ TL_CALL void tl_forward_with_adapter(uint32_t adapter, uint32_t n_ikv, uint32_t 
   tl_put_u32(out_emb);
 }
 
-/* Records the same without an adapter. */
-TL_CALL void tl_forward(uint32_t n_ikv, uint32_t emb, uint32_t n_emb, uint32_t okv, uint32_t n_okv,
-                              uint32_t okv_offset, uint32_t out_emb) {
-  tl_forward_with_adapter(0, n_ikv, emb, n_emb, okv, n_okv, okv_offset, out_emb);
-}
-
 /* Records forward_table(table, start, iemb = [emb, +n_emb), oemb = [out_emb]) under an adapter; 0 for none. */
-TL_CALL void tl_forward_table(uint32_t adapter, uint32_t table, uint32_t start, uint32_t emb, uint32_t n_emb,
-                              uint32_t out_emb) {
+TL_CALL void tl_forward_table_range(uint32_t adapter, uint32_t table, uint32_t start, uint32_t emb, uint32_t n_emb,
+                                    uint32_t out_emb) {
   tl_record *record = tl_begin(TL_OP_FORWARD_TABLE, 4 * (3 + n_emb + 1));
   record->a = table;
   record->b = start;
@@ -231,86 +212,24 @@ TL_CALL void tl_forward_table(uint32_t adapter, uint32_t table, uint32_t start, 
   tl_put_u32(out_emb);
 }
 
-/* Records an awaited HTTP request and returns its ticket. `head` is JSON, such as {"method":"GET","url":"https://..."};
- * docs/abi.md has all fields. `number` names the request for tl_http_read and tl_http_close. The answer comes with the
- * first `wanted` bytes of the reply's body, or with all of a shorter one: record->a bytes of JSON, then those bytes, and
- * record->b is 1 if the body is over. An answer must fit TL_INBOX_BYTES. */
-TL_CALL uint32_t tl_http_request(uint32_t number, const void *head, uint32_t head_length, const void *body,
-                                 uint32_t body_length, uint32_t wanted) {
-  tl_record *record = tl_begin(TL_OP_HTTP_REQUEST, head_length + body_length);
-  record->flags = TL_FLAG_AWAIT;
-  record->a = head_length;
-  record->b = number;
-  record->c = wanted;
-  tl_put(head, head_length);
-  tl_put(body, body_length);
-  return record->ticket;
-}
-/* Records an awaited read of at most `most` bytes of the body, and returns its ticket; record->b as above. */
-TL_CALL uint32_t tl_http_read(uint32_t number, uint32_t most) {
-  tl_record *record = tl_begin(TL_OP_HTTP_READ, 0);
-  record->flags = TL_FLAG_AWAIT;
-  record->a = most;
-  record->b = number;
-  return record->ticket;
-}
-/* Ends a request whose body isn't over. */
-TL_CALL void tl_http_close(uint32_t number) { tl_begin(TL_OP_HTTP_CLOSE, 0)->b = number; }
-
-/* Records an awaited start of another program, and returns its ticket. `child` names it for the calls below. `asked` is
- * JSON, such as {"inferlet":"echo","args":["a"]}; docs/abi.md has all fields. The answer's payload is the program's id. */
-TL_CALL uint32_t tl_spawn(uint32_t child, const void *asked, uint32_t length) {
-  tl_record *record = tl_begin(TL_OP_SPAWN, length);
-  record->flags = TL_FLAG_AWAIT;
-  record->a = child;
-  tl_put(asked, length);
-  return record->ticket;
-}
-/* Records an awaited message to a child, and returns its ticket. */
-TL_CALL uint32_t tl_child_send(uint32_t child, const void *message, uint32_t length) {
-  tl_record *record = tl_begin(TL_OP_CHILD_SEND, length);
-  record->flags = TL_FLAG_AWAIT;
-  record->a = child;
-  tl_put(message, length);
-  return record->ticket;
-}
-/* Records an awaited question for what a child does next, and returns its ticket. `offset` is record->b of the last
- * answer, at first 0. record->a of the answer is one of TL_CHILD_EVENT_*, and its payload the message or the result. */
-TL_CALL uint32_t tl_child_next(uint32_t child, uint32_t offset) {
-  tl_record *record = tl_begin(TL_OP_CHILD_NEXT, 0);
-  record->flags = TL_FLAG_AWAIT;
-  record->a = child;
-  record->b = offset;
-  return record->ticket;
-}
-/* Records an awaited end of a child, and returns its ticket. */
-TL_CALL uint32_t tl_child_kill(uint32_t child, const void *reason, uint32_t length) {
-  tl_record *record = tl_begin(TL_OP_CHILD_KILL, length);
-  record->flags = TL_FLAG_AWAIT;
-  record->a = child;
-  tl_put(reason, length);
-  return record->ticket;
-}
-
-/* Records an `embed_txt` of one token slot at a position. */
+/* Records an `embed_txt` of one token slot at a position, in the default queue. */
 TL_CALL void tl_embed_slot(uint32_t emb, uint32_t slot, uint32_t position) {
   tl_record *record = tl_begin(TL_OP_EMBED_TXT, 12);
-  record->a = 1;
-  record->b = 1;
+  record->a = record->b = 1;
   tl_put_u32(emb);
   tl_put_u32(slot);
   tl_put_u32(position);
 }
 
-/* Records an awaited `sample` and returns its ticket. */
-TL_CALL uint32_t tl_sample(uint32_t emb, uint32_t slot, const tl_sample_params *params, const uint32_t *stop) {
-  tl_record *record = tl_begin(TL_OP_SAMPLE, sizeof *params + 4 * params->n_stop);
-  record->flags = TL_FLAG_AWAIT;
+/* Records an awaited greedy `sample` in the default queue, and returns its ticket. */
+TL_CALL uint32_t tl_sample_greedy(uint32_t emb, uint32_t slot, const uint32_t *stop, uint32_t n_stop) {
+  const uint32_t params[8] = {0, 0, 0x3F800000u /* top_p 1.0 */, 0, 0, 0, 0, n_stop};
+  tl_record *record = tl_begin(TL_OP_SAMPLE, sizeof params + 4 * n_stop);
   record->a = emb;
   record->b = slot;
-  tl_put(params, sizeof *params);
-  tl_put(stop, 4 * params->n_stop);
-  return record->ticket;
+  tl_put(params, sizeof params);
+  tl_put(stop, 4 * n_stop);
+  return tl_ask(record);
 }
 
 #endif

@@ -17,12 +17,12 @@ PROGRAM = """
 #include "tartlet.h"
 static const char head[] = "{\\"method\\":\\"POST\\",\\"url\\":\\"URL/echo\\"}";
 static int32_t tartlet_main(void) {
-  if (tl_await(tl_http_read(9, 1))) return 3; // there is no request 9
-  tl_record *answer = tl_await(tl_http_request(1, head, sizeof head - 1, "ping", 4, 5));
+  if (tl_await(tl_ask(tl_http_read(9, 1, false)))) return 3; // there is no request 9
+  tl_record *answer = tl_await(tl_ask(tl_http_request(1, 5, head, sizeof head - 1, "ping", 4)));
   if (!answer || answer->b) return 1;
   tl_send(tl_payload(answer) + answer->a, answer->length - answer->a);
   for (;;) {
-    answer = tl_await(tl_http_read(1, 7));
+    answer = tl_await(tl_ask(tl_http_read(1, 7, false)));
     if (!answer) return 2;
     tl_send(tl_payload(answer), answer->length);
     if (answer->b) return 0;

@@ -77,6 +77,13 @@ def test_every_vector_is_read_and_said_again_to_the_byte(driver: Driver, host: W
     guest.kill()
 
 
+def test_every_packer_makes_its_vectors_to_the_byte(driver: Driver, host: WasmHost) -> None:
+    guest = driver.run(driver.start(host.load(host.aot.compile((GUESTS / "calls.wasm").read_bytes()))))
+    assert outcome_of(guest).kind is OutcomeKind.OK
+    made = [data.hex() for data in submitted(guest)]
+    assert made == [vector["bytes"] for vector in VECTORS if vector["kind"] == "submission"]
+
+
 @pytest.fixture
 def completion(host: WasmHost) -> LinkedModule:
     return host.load(host.aot.compile((EXAMPLES / "text_completion.wasm").read_bytes()))

@@ -13,6 +13,7 @@ import pytest
 import inferlet
 from inferlet._calls import program as _program
 from inferlet._calls import sharing as _sharing
+from inferlet._generated import packers
 from inferlet._models import text as _text
 from inferlet._queues.queue import Queue
 from inferlet._running import guest as _guest
@@ -24,6 +25,9 @@ from inferlet._wire import channel as _channel
 from inferlet._wire import host as _host
 from tartlet_common import abi
 from tartlet_common.abi import Event, Op
+from tools.calls.layout import Arg, Kind
+from tools.calls.python_packers import function_name
+from tools.calls.registry import CALLS as CALLS_OF_THE_ABI
 
 Vector = dict[str, Any]
 FIELDS = ("op", "flags", "ticket", "queue", "a", "b", "c")
@@ -280,6 +284,28 @@ def test_the_sdk_says_it_with_the_same_bytes(vector: Vector, recorder: Recorder)
         CALLS[name](**arguments)
     _channel.channel.submit()
     assert recorder.submitted[0].hex() == vector["bytes"]
+
+
+@pytest.mark.parametrize("vector", SUBMISSIONS, ids=lambda v: v["name"])
+def test_the_packer_makes_the_same_record(vector: Vector) -> None:
+    (told,) = vector["records"]
+    call = CALLS_OF_THE_ABI[Op(told["op"])]
+    given = {arg.name: as_packed(arg, vector["packed"][arg.name]) for arg in call.args}
+    queue = {"queue": told["queue"]} if call.queue else {}
+    fields = getattr(packers, function_name(call))(**queue, **given)
+    assert fields[:5] == tuple(told.get(name, 0) for name in ("op", "queue", "a", "b", "c"))
+    assert fields[5].hex() == told["payload"]
+
+
+def as_packed(arg: Arg, value: Any) -> Any:
+    """An argument of a vector as the packer of the Python SDK takes it."""
+    match arg.kind:
+        case Kind.TEXT | Kind.JSON:
+            return value.encode()
+        case Kind.BYTES | Kind.BITS:
+            return None if value is None else bytes.fromhex(value)
+        case _:
+            return value
 
 
 ANSWERED: dict[str, Callable[[], asyncio.Future[Any]]] = {

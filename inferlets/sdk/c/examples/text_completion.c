@@ -86,18 +86,8 @@ static uint32_t option(const char *args, const char *end, const char *key, uint3
   return at ? number(&at, end) : otherwise;
 }
 
-static tl_record *ask(uint16_t op, uint32_t a, uint32_t b, const void *text, uint32_t length) {
-  tl_record *record = tl_begin(op, length);
-  record->flags = TL_FLAG_AWAIT;
-  record->a = a;
-  record->b = b;
-  uint32_t ticket = record->ticket;
-  tl_put(text, length);
-  return tl_await(ticket);
-}
-
 int32_t tartlet_main(void) {
-  tl_record *answer = ask(TL_OP_GET_ARG, 0, 0, "", 0);
+  tl_record *answer = tl_await(tl_ask(tl_get_arg()));
   if (!answer) return 1;
   const char *args = (const char *)tl_payload(answer), *end = args + answer->length;
   uint32_t max_tokens = option(args, end, "\"--max-tokens\", \"", 16);
@@ -106,7 +96,7 @@ int32_t tartlet_main(void) {
   if (text) read_prompt(text, end);
   if (max_tokens > MAX_TOKENS || ahead > MAX_AHEAD) return 2;
 
-  answer = ask(TL_OP_GET_MODEL, 0, 0, "", 0);
+  answer = tl_await(tl_ask(tl_get_model("", 0)));
   if (!answer) return 1;
   const char *info = (const char *)tl_payload(answer), *info_end = info + answer->length;
   uint32_t model = option(info, info_end, "\"index\":", 0);
@@ -117,7 +107,7 @@ int32_t tartlet_main(void) {
     if (*at == ',') at++;
   }
 
-  answer = ask(TL_OP_TOKENIZE, model, 1, prompt, prompt_bytes);
+  answer = tl_await(tl_ask(tl_tokenize(model, true, prompt, prompt_bytes)));
   if (!answer) return 1;
   uint32_t n = answer->length / 4;
   if (n == 0 || n > MAX_PROMPT) return 2;
@@ -133,9 +123,8 @@ int32_t tartlet_main(void) {
   tl_put_range(0, n);
   tl_put(ids, 4 * n);
   tl_put_range(0, n);
-  tl_forward(0, 0, n, 0, (n + page_size - 1) / page_size, 0, out);
+  tl_forward_range(0, 0, 0, n, 0, (n + page_size - 1) / page_size, 0, out);
 
-  tl_sample_params params = {.top_p = 1.0f, .n_stop = n_stop};
   uint32_t first_ticket[MAX_AHEAD + 1];
   bool ended = false;
   while (!ended && got < max_tokens) {
@@ -144,9 +133,9 @@ int32_t tartlet_main(void) {
       if (sent) {
         uint32_t position = n + sent - 1, page = position / page_size;
         tl_embed_slot(in + slot, (sent - 1) % ring, position);
-        tl_forward(page + 1, in + slot, 1, page, 1, position % page_size, out + slot);
+        tl_forward_range(0, page + 1, in + slot, 1, page, 1, position % page_size, out + slot);
       }
-      first_ticket[slot] = tl_sample(out + slot, slot, &params, stop);
+      first_ticket[slot] = tl_sample_greedy(out + slot, slot, stop, n_stop);
       sent++;
     }
     tl_record *record = tl_next();
@@ -156,7 +145,7 @@ int32_t tartlet_main(void) {
     if (!ended) tokens[got] = record->a;
     got++;
   }
-  answer = ask(TL_OP_DETOKENIZE, model, 0, tokens, 4 * (got - ended));
+  answer = tl_await(tl_ask(tl_detokenize(model, false, tokens, got - ended)));
   if (!answer) return 1;
   tl_log(1, tl_payload(answer), answer->length);
   tl_log(1, "\n", 1);

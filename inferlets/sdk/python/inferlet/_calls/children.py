@@ -14,7 +14,7 @@ from typing import Any
 
 from inferlet import errors
 from inferlet._calls import program
-from inferlet._generated import abi
+from inferlet._generated import abi, packers
 from inferlet._values import arguments, refusals
 from inferlet._values.types import Model
 from inferlet._wire import answers
@@ -103,7 +103,7 @@ class Child:
             InboxFull: the child has too many messages that it has not received.
         """
         payload = refusals.data("Child.send", "message", message)
-        return channel.call(answers.nothing, abi.OP_CHILD_SEND, a=self._number, payload=payload)
+        return channel.call(answers.nothing, *packers.child_send(self._number, payload))
 
     def kill(self, reason: str = "by its parent") -> asyncio.Future[None]:
         """End the child, which fails with `ProgramKilled`.
@@ -112,12 +112,12 @@ class Child:
             UnknownProgram, UnknownResource: the child has ended already.
         """
         payload = refusals.utf8("Child.kill", "reason", reason)
-        return channel.call(answers.nothing, abi.OP_CHILD_KILL, a=self._number, payload=payload)
+        return channel.call(answers.nothing, *packers.child_kill(self._number, payload))
 
     async def _learn(self) -> None:
         """Wait for what the child does next. Waits that are cancelled lose nothing."""
         if self._asked is None:
-            self._asked = channel.call(_event, abi.OP_CHILD_NEXT, a=self._number, b=self._offset)
+            self._asked = channel.call(_event, *packers.child_next(self._number, self._offset))
         asked = self._asked
         await asyncio.wait([asked])
         if self._asked is asked:  # else another task has taken it
@@ -201,7 +201,7 @@ async def spawn(
     program.state.children += 1
     number = program.state.children
     payload = refusals.utf8("spawn", "args", told)
-    return Child(number, await channel.call(answers.text, abi.OP_SPAWN, a=number, payload=payload))
+    return Child(number, await channel.call(answers.text, *packers.spawn(number, payload)))
 
 
 def _event(a: int, b: int, _c: int, payload: bytes) -> tuple[int, int, bytes]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from inferlet._calls.receiving import Receiving
-from inferlet._generated import abi
+from inferlet._generated import packers
 from inferlet._models.models import chosen
 from inferlet._queues.queue import Queue
 from inferlet._values import refusals
@@ -73,7 +73,7 @@ def get_version() -> str:
         0.1.0
     """
     if state.version is None:
-        state.version = channel.result(channel.call(answers.text, abi.OP_GET_VERSION))
+        state.version = channel.result(channel.call(answers.text, *packers.get_version()))
     return state.version
 
 
@@ -86,7 +86,7 @@ def get_instance_id() -> str:
         36
     """
     if state.instance_id is None:
-        state.instance_id = channel.result(channel.call(answers.text, abi.OP_GET_INSTANCE_ID))
+        state.instance_id = channel.result(channel.call(answers.text, *packers.get_instance_id()))
     return state.instance_id
 
 
@@ -132,7 +132,7 @@ def record_continue(args: Sequence[str], given_back: Iterable[bytes]) -> None:
     """Ask the host for the program's next run, whose first messages are those that are given back."""
     told = json.dumps(list(args)).encode()
     messages = b"".join(len(message).to_bytes(4, "little") + message for message in given_back)
-    channel.record(abi.OP_CONTINUE, 0, len(told), payload=told + messages)
+    channel.record(*packers.continue_(told, messages))
 
 
 def send(message: str | bytes) -> None:
@@ -161,7 +161,7 @@ def send(message: str | bytes) -> None:
             raise TypeError(told) from None
     if channel.before_submit is not None:
         channel.before_submit()  # printed text and messages stay in order
-    channel.record(abi.OP_SEND, payload=payload)
+    channel.record(*packers.send(payload))
 
 
 def receive() -> asyncio.Future[str]:
@@ -210,7 +210,7 @@ def create_queue(model: Model | None = None) -> Queue:
     model = chosen("create_queue", model)
     queue_id = ids.queue
     ids.queue += 1
-    channel.record(abi.OP_CREATE_QUEUE, queue_id, model.index)
+    channel.record(*packers.create_queue(queue_id, model.index))
     return Queue(queue_id, model)
 
 
@@ -263,7 +263,7 @@ def expect(tokens: int) -> None:
     """
     if type(tokens) is not int or tokens < 0:
         raise refusals.refusal("expect", "tokens", f"it is a whole number of at least 0, not {shown(tokens)}")
-    channel.record(abi.OP_EXPECT, 0, min(tokens, 1 << 31))
+    channel.record(*packers.expect(min(tokens, 1 << 31)))
 
 
 def usage() -> asyncio.Future[Usage]:
@@ -276,7 +276,7 @@ def usage() -> asyncio.Future[Usage]:
         ...     print((await usage()).pages)
         2
     """
-    return channel.call(_decode_usage, abi.OP_USAGE)
+    return channel.call(_decode_usage, *packers.usage())
 
 
 def _decode_usage(_a: int, _b: int, _c: int, payload: bytes) -> Usage:

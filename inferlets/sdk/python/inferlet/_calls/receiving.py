@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Generator
 from typing import Any
 
-from inferlet._generated import abi
+from inferlet._generated import packers
 from inferlet._wire.channel import Answer, Decoder, channel
 
 
@@ -65,7 +65,7 @@ class Receiving:
         channel.listeners[received] = None
         if len(channel.listeners) > channel.receives:
             channel.receives += 1
-            channel.call(self._came, abi.OP_RECEIVE).add_done_callback(self._answered)
+            channel.call(self._came, *packers.receive()).add_done_callback(self._answered)
         return received
 
     def untaken(self) -> list[bytes]:

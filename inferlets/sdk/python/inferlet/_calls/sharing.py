@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Self
 
-from inferlet._generated import abi
+from inferlet._generated import packers
 from inferlet._values import arguments, refusals
 from inferlet._wire import answers
 from inferlet._wire.channel import channel
@@ -26,7 +26,7 @@ def store_get(key: str) -> asyncio.Future[str | None]:
         ...     print(await store_get("city"), await store_get("river"))
         Paris None
     """
-    return channel.call(_found_text, abi.OP_STORE_GET, payload=_key("store_get", key))
+    return channel.call(_found_text, *packers.store_get(_key("store_get", key)))
 
 
 def store_get_bytes(key: str) -> asyncio.Future[bytes | None]:
@@ -41,7 +41,7 @@ def store_get_bytes(key: str) -> asyncio.Future[bytes | None]:
         ...     print(await store_get_bytes("blob"))
         b'\x00\x00\x00'
     """
-    return channel.call(_found_bytes, abi.OP_STORE_GET, payload=_key("store_get_bytes", key))
+    return channel.call(_found_bytes, *packers.store_get(_key("store_get_bytes", key)))
 
 
 def store_set(key: str, value: str | bytes) -> asyncio.Future[bool]:
@@ -64,7 +64,7 @@ def store_set(key: str, value: str | bytes) -> asyncio.Future[bool]:
         False True
     """
     name, data = _key("store_set", key), refusals.data("store_set", "value", value)
-    return channel.call(_flag, abi.OP_STORE_SET, a=len(name), payload=name + data)
+    return channel.call(_flag, *packers.store_set(name, data))
 
 
 def store_delete(key: str) -> asyncio.Future[bool]:
@@ -79,7 +79,7 @@ def store_delete(key: str) -> asyncio.Future[bool]:
         ...     print(await store_delete("old"), await store_delete("old"))
         True False
     """
-    return channel.call(_flag, abi.OP_STORE_DELETE, payload=_key("store_delete", key))
+    return channel.call(_flag, *packers.store_delete(_key("store_delete", key)))
 
 
 def store_exists(key: str) -> asyncio.Future[bool]:
@@ -93,7 +93,7 @@ def store_exists(key: str) -> asyncio.Future[bool]:
         ...     print(await store_exists("nothing"))
         False
     """
-    return channel.call(_flag, abi.OP_STORE_EXISTS, payload=_key("store_exists", key))
+    return channel.call(_flag, *packers.store_exists(_key("store_exists", key)))
 
 
 def store_list_keys(prefix: str = "") -> asyncio.Future[list[str]]:
@@ -109,7 +109,7 @@ def store_list_keys(prefix: str = "") -> asyncio.Future[list[str]]:
         ...     print(await store_list_keys("a/"))
         ['a/1', 'a/2']
     """
-    return channel.call(answers.json_value, abi.OP_STORE_LIST_KEYS, payload=_key("store_list_keys", prefix))
+    return channel.call(answers.json_value, *packers.store_list_keys(_key("store_list_keys", prefix)))
 
 
 def broadcast(topic: str, message: str | bytes) -> asyncio.Future[int]:
@@ -132,7 +132,7 @@ def broadcast(topic: str, message: str | bytes) -> asyncio.Future[int]:
         1 it rains
     """
     name, data = _key("broadcast", topic, "topic"), refusals.data("broadcast", "message", message)
-    return channel.call(answers.number, abi.OP_BROADCAST, a=len(name), payload=name + data)
+    return channel.call(answers.number, *packers.broadcast(name, data))
 
 
 class Subscription:
@@ -174,7 +174,7 @@ class Subscription:
         async with self._turn:
             await asyncio.shield(self._begun)
             if self._asked is None:
-                self._asked = channel.call(_message, abi.OP_NEXT_MESSAGE, a=self.id)
+                self._asked = channel.call(_message, *packers.next_message(self.id))
             asked = self._asked
             try:
                 lost, message = await asyncio.shield(asked)
@@ -193,7 +193,7 @@ class Subscription:
 
     def close(self) -> asyncio.Future[None]:
         """End the subscription. Messages that wait are dropped."""
-        return channel.call(answers.nothing, abi.OP_UNSUBSCRIBE, a=self.id)
+        return channel.call(answers.nothing, *packers.unsubscribe(self.id))
 
     def __aiter__(self) -> Self:
         return self
@@ -245,7 +245,7 @@ def subscribe(topic: str) -> Subscription:
     name = _key("subscribe", topic, "topic")
     number = numbers.next
     numbers.next += 1
-    return Subscription(number, topic, channel.call(answers.nothing, abi.OP_SUBSCRIBE, a=number, payload=name))
+    return Subscription(number, topic, channel.call(answers.nothing, *packers.subscribe(number, name)))
 
 
 def _key(call: str, text: Any, argument: str = "key") -> bytes:

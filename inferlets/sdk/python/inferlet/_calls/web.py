@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Self
 
 from inferlet._calls import program
-from inferlet._generated import abi
+from inferlet._generated import packers
 from inferlet._values import refusals
 from inferlet._values.http_reply import HttpHeaders, HttpReply, charset
 from inferlet._wire.channel import channel
@@ -73,7 +73,7 @@ class HttpStream:
 
     async def _ask(self, most: int, *, whole: bool) -> tuple[bytes, bool]:
         try:
-            _, is_over, data = await channel.call(_answer, abi.OP_HTTP_READ, a=most, b=self._number, c=int(whole))
+            _, is_over, data = await channel.call(_answer, *packers.http_read(self._number, most, whole))
         except (Exception, asyncio.CancelledError):
             self.close()
             raise
@@ -83,7 +83,7 @@ class HttpStream:
         """End the request; the host closes its connection."""
         if not self._is_over:
             self._is_over = True
-            channel.record(abi.OP_HTTP_CLOSE, b=self._number)
+            channel.record(*packers.http_close(self._number))
 
     async def lines(self) -> AsyncIterator[str]:
         """Yield the body's lines as text, without their ends, as they come; server-sent events are such lines."""
@@ -170,18 +170,11 @@ class _Asked:
         """Send the request; its answer holds the head and the first `wanted` bytes of the body."""
         program.state.requests += 1
         number = program.state.requests
-        future = channel.call(
-            _answer,
-            abi.OP_HTTP_REQUEST,
-            a=len(self._head),
-            b=number,
-            c=wanted,
-            payload=self._head + self._body,
-        )
+        future = channel.call(_answer, *packers.http_request(number, wanted, self._head, self._body))
         try:
             size, is_over, payload = await future
         except asyncio.CancelledError:
-            channel.record(abi.OP_HTTP_CLOSE, b=number)
+            channel.record(*packers.http_close(number))
             raise
         head = json_texts.loads(payload[:size])
         return HttpStream(self._method, number, head, payload[size:], is_over=is_over)

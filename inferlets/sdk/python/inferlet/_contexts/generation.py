@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, Self
 from inferlet._contexts.choosing import pack_sampler
 from inferlet._contexts.compiled import Compiled, acquire, release
 from inferlet._contexts.kv_cache import KvCache
-from inferlet._generated import abi
+from inferlet._generated import packers
 from inferlet._models.vocab import vocab_of
 from inferlet._queues.queue import Queue
 from inferlet._values.arguments import shown
@@ -377,7 +377,7 @@ class Generation:
         if self._ahead:
             first = self._ahead[0][0]
             self._ahead.clear()
-            channel.record(abi.OP_CANCEL, context.queue.id, first)
+            channel.record(*packers.cancel(context.queue.id, first))
             self._cache.give_back_ahead(len(context.tokens), first)
         self._named()
         self._tell_ended()

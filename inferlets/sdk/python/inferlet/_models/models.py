@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from inferlet._generated import abi
+from inferlet._generated import abi, packers
 from inferlet._values import arguments, refusals
 from inferlet._values.types import Adapter, Model
 from inferlet._wire import answers
@@ -45,7 +45,7 @@ def available_models() -> asyncio.Future[list[str]]:
         ...     print(await available_models())
         ['mini']
     """
-    return channel.call(answers.json_value, abi.OP_AVAILABLE_MODELS)
+    return channel.call(answers.json_value, *packers.available_models(b""))
 
 
 def available_models_with_traits(traits: Sequence[str]) -> asyncio.Future[list[str]]:
@@ -68,7 +68,7 @@ def available_models_with_traits(traits: Sequence[str]) -> asyncio.Future[list[s
         told = f"it takes a list of texts, not {arguments.shown(traits)}"
         raise refusals.refusal("available_models_with_traits", "traits", told)
     payload = json.dumps(list(traits)).encode()
-    return channel.call(answers.json_value, abi.OP_AVAILABLE_MODELS, payload=payload)
+    return channel.call(answers.json_value, *packers.available_models(payload))
 
 
 def prompt_template(model: Model | None = None) -> asyncio.Future[str]:
@@ -84,7 +84,7 @@ def prompt_template(model: Model | None = None) -> asyncio.Future[str]:
         ...     print(type(await prompt_template()).__name__)
         str
     """
-    return channel.call(answers.text, abi.OP_PROMPT_TEMPLATE, a=chosen("prompt_template", model).index)
+    return channel.call(answers.text, *packers.prompt_template(chosen("prompt_template", model).index))
 
 
 def get_all_adapters(model: Model | None = None) -> asyncio.Future[list[Adapter]]:
@@ -101,7 +101,7 @@ def get_all_adapters(model: Model | None = None) -> asyncio.Future[list[Adapter]
         ...     print(adapter.name)
         loud
     """
-    return channel.call(_decode_adapters, abi.OP_GET_ALL_ADAPTERS, a=chosen("get_all_adapters", model).index)
+    return channel.call(_decode_adapters, *packers.get_all_adapters(chosen("get_all_adapters", model).index))
 
 
 def adapter_of(model: Model, adapter: Adapter | str | None) -> Adapter | None:
@@ -134,7 +134,7 @@ def get_model(name: str = "") -> asyncio.Future[Model]:
         True
     """
     arguments.text("get_model", name)
-    return channel.call(_decode_model, abi.OP_GET_MODEL, payload=name.encode())
+    return channel.call(_decode_model, *packers.get_model(name.encode()))
 
 
 def default_model() -> Model:

@@ -9,24 +9,24 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 
-from inferlet._generated import abi
+from inferlet._generated import packers
 from inferlet._models.models import chosen
 from inferlet._models.vocab import Words
 from inferlet._values import arguments, refusals
 from inferlet._values.types import Message, Model, Tool
 from inferlet._wire import answers
-from inferlet._wire.channel import channel, u32
+from inferlet._wire.channel import channel
 
 
 def tokenize_with(model: Model, text: str, *, special: bool = False) -> asyncio.Future[list[int]]:
     """Ask for the token ids of `text`. `special` adds the tokenizer's special tokens, such as BOS."""
     payload = refusals.utf8("tokenize", "text", text)
-    return channel.call(answers.tokens, abi.OP_TOKENIZE, 0, model.index, int(special), 0, payload)
+    return channel.call(answers.tokens, *packers.tokenize(model.index, special, payload))
 
 
 def detokenize_with(model: Model, tokens: int | Sequence[int]) -> asyncio.Future[str]:
     """Ask for the text of `tokens`. Bytes that are no UTF-8 become U+FFFD."""
-    return channel.call(answers.text, abi.OP_DETOKENIZE, 0, model.index, payload=_token_list("detokenize", tokens))
+    return channel.call(answers.text, *_detokenizing("detokenize", model.index, tokens))
 
 
 def detokenize_bytes(tokens: int | Sequence[int], model: Model | None = None) -> asyncio.Future[bytes]:
@@ -42,7 +42,7 @@ def detokenize_bytes(tokens: int | Sequence[int], model: Model | None = None) ->
         b'\xc3'
     """
     number = chosen("detokenize_bytes", model).index
-    return channel.call(answers.raw, abi.OP_DETOKENIZE, 0, number, payload=_token_list("detokenize_bytes", tokens))
+    return channel.call(answers.raw, *_detokenizing("detokenize_bytes", number, tokens))
 
 
 def get_vocabs(model: Model | None = None, *, first: int = 0, count: int = 0) -> asyncio.Future[list[bytes]]:
@@ -60,7 +60,7 @@ def get_vocabs(model: Model | None = None, *, first: int = 0, count: int = 0) ->
     """
     number = chosen("get_vocabs", model).index
     names = ("get_vocabs", "model", "first", "count")
-    return channel.call(_decode_vocabs, abi.OP_GET_VOCABS, 0, number, first, count, names=names)
+    return channel.call(_decode_vocabs, *packers.get_vocabs(number, first, count), names=names)
 
 
 def format_chat(
@@ -96,12 +96,12 @@ def format_chat(
     if tools is not None:
         wanted["tools"] = arguments.tools("format_chat", tools)
     body = json.dumps(wanted).encode()
-    return channel.call(answers.text, abi.OP_FORMAT_CHAT, 0, chosen("format_chat", model).index, payload=body)
+    return channel.call(answers.text, *packers.format_chat(chosen("format_chat", model).index, body))
 
 
-def _token_list(call: str, tokens: int | Sequence[int]) -> bytes:
+def _detokenizing(call: str, model: int, tokens: int | Sequence[int]) -> packers.Fields:
     try:
-        return u32((tokens,) if isinstance(tokens, int) else tokens)
+        return packers.detokenize(model, False, (tokens,) if isinstance(tokens, int) else tokens)
     except (TypeError, OverflowError):
         raise refusals.tokens(call, tokens) from None
 

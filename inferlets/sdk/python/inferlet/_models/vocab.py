@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from itertools import accumulate, pairwise
 
-from inferlet._generated import abi
+from inferlet._generated import packers
 from inferlet._values.types import Model
 from inferlet._wire.channel import channel
 
@@ -58,7 +58,7 @@ class Vocab:
         if first not in self._loading:
             count = min(self._block, self._model.vocab_size - first)
             decode = partial(self._decode, first, count)
-            self._loading[first] = channel.call(decode, abi.OP_GET_VOCABS, 0, self._model.index, first, count)
+            self._loading[first] = channel.call(decode, *packers.get_vocabs(self._model.index, first, count))
         return self._loading[first]
 
     def _decode(self, first: int, count: int, _a: int, _b: int, _c: int, payload: bytes) -> Words:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import struct
-from array import array
 from collections.abc import Sequence
 from typing import Literal
 
-from inferlet._generated import abi
+from inferlet._generated import abi, packers
 from inferlet._models.models import default_model
 from inferlet._queues.holdings import Holdings
 from inferlet._values import refusals
 from inferlet._values.arguments import shown
 from inferlet._values.types import Adapter, Embed, KvPage, Model, PageTable, TokenSlot
-from inferlet._wire.channel import channel, u32
+from inferlet._wire.channel import channel
 from inferlet._wire.packing import pack_mask, single
 from inferlet.errors import InvalidArgument
 
-_FORWARD_HEAD = struct.Struct(abi.FORWARD_HEAD_FORMAT).pack
-_TABLE_HEAD = struct.Struct(abi.FORWARD_TABLE_HEAD_FORMAT).pack
 _ONE_TO_ONE = struct.Struct(abi.FORWARD_TABLE_HEAD_FORMAT + "II").pack
 _THREE = struct.Struct("<III").pack
-_MASKS = {"hide": u32((abi.MASK_HIDE,)), "show": u32((abi.MASK_SHOW,)), "drop": u32((abi.MASK_DROP,))}
+_MASKS = {"hide": abi.MASK_HIDE, "show": abi.MASK_SHOW, "drop": abi.MASK_DROP}
 _NO_PAGES, _NO_EMBEDS, _NO_TABLES = (refusals.OTHERS[cls] for cls in (KvPage, Embed, PageTable))
 
 MOST_PAGE_SIZE = 32
@@ -73,28 +70,26 @@ class Computing(Holdings):
             embed = embeds if isinstance(embeds, int) else single(embeds, "embeds of embed_txt")
             position = positions if isinstance(positions, int) else single(positions, "positions of embed_txt")
             try:
-                payload = _THREE(embed, tokens, position)
-            except struct.error:
+                fields = packers.embed_txt(self.id, from_slots, (embed,), (tokens,), (position,))
+            except (TypeError, OverflowError):
                 raise refusals.embedding(tokens, positions, embeds) from None
-            self._record(abi.OP_EMBED_TXT, 1, int(from_slots), payload=payload)
+            self._record(fields)
             return
         sources = (tokens,) if isinstance(tokens, int) else tokens
         where = (positions,) if isinstance(positions, int) else positions
         into = (embeds,) if isinstance(embeds, int) else embeds
+        kinds = {isinstance(source, TokenSlot) for source in sources}
         try:
-            packed = array("I", into)
-            packed.extend(sources)
-            packed.extend(where)
+            fields = packers.embed_txt(self.id, True in kinds, into, sources, where)
         except (TypeError, OverflowError):
             raise refusals.embedding(tokens, positions, embeds) from None
         n = len(sources)
         if len(where) != n or len(into) != n:
             told = f"{n} tokens, {len(where)} positions and {len(into)} embeds: it takes one of each for a token"
             raise InvalidArgument(argument="embed_txt", detail=told)
-        kinds = {isinstance(source, TokenSlot) for source in sources}
         if len(kinds) > 1:
             raise InvalidArgument(argument="tokens", detail="token ids and token slots can't be mixed in one call")
-        self._record(abi.OP_EMBED_TXT, n, int(True in kinds), payload=packed.tobytes())
+        self._record(fields)
 
     def forward(
         self,
@@ -135,10 +130,8 @@ class Computing(Holdings):
             5 256
         """
         try:
-            ids_ = array("I", ikv)  # type: ignore[arg-type]  # a single handle is found out by this
-            ids_.extend(iemb)  # type: ignore[arg-type]
-            ids_.extend(okv)  # type: ignore[arg-type]
-            ids_.extend(oemb)  # type: ignore[arg-type]
+            lists = (ikv, iemb, okv, oemb)  # a single handle is found out by this
+            fields = packers.forward(self.id, okv_offset, adapter or 0, *lists, None)  # type: ignore[arg-type]
             mixed = (
                 (ikv and type(ikv[0]) in _NO_PAGES)  # type: ignore[index]
                 or (iemb and type(iemb[0]) in _NO_EMBEDS)  # type: ignore[index]
@@ -151,11 +144,10 @@ class Computing(Holdings):
             ikv, iemb, okv, oemb = refusals.forward(ikv, iemb, okv, oemb)
             self.forward(ikv, iemb, okv, oemb, okv_offset=okv_offset, mask=mask, adapter=adapter)
             return
-        payload = _FORWARD_HEAD(len(ikv), len(iemb), len(okv), len(oemb)) + ids_.tobytes()  # type: ignore[arg-type]
         if mask is not None:
-            payload += pack_mask(mask, self.model.page_size * len(ikv), len(iemb))  # type: ignore[arg-type]
-        names = ("forward", "okv_offset", "adapter")
-        self._record(abi.OP_FORWARD, okv_offset, adapter or 0, int(mask is not None), payload, names)
+            bits = pack_mask(mask, self.model.page_size * len(ikv), len(iemb))  # type: ignore[arg-type]
+            fields = packers.forward(self.id, okv_offset, adapter or 0, *lists, bits)  # type: ignore[arg-type]
+        self._record(fields, ("forward", "okv_offset", "adapter"))
 
     def forward_with_adapter(
         self,
@@ -223,13 +215,16 @@ class Computing(Holdings):
             5 256
         """
         try:
-            ids_ = array("I", iemb)  # type: ignore[arg-type]  # a single handle is found out by this
-            ids_.extend(oemb)  # type: ignore[arg-type]
+            lists = (iemb, oemb)  # a single handle is found out by this
+            fields = packers.forward_table(self.id, table, start, adapter or 0, *lists, None)  # type: ignore[arg-type]
             mixed = (
                 (iemb and type(iemb[0]) in _NO_EMBEDS)  # type: ignore[index]
                 or (oemb and type(oemb[0]) in _NO_EMBEDS)  # type: ignore[index]
                 or type(table) in _NO_TABLES
             )
+        except struct.error:
+            told = f"it is one of get_all_adapters(), not {shown(adapter)}"
+            raise refusals.refusal("forward_table", "adapter", told) from None
         except (TypeError, ValueError, OverflowError):
             mixed = True
         if mixed:  # lists of what belongs there come back, or none
@@ -238,16 +233,10 @@ class Computing(Holdings):
             oemb = refusals.handles("forward_table", "oemb", Embed, oemb)
             self.forward_table(table, start, iemb, oemb, mask=mask, adapter=adapter)
             return
-        try:
-            head = _TABLE_HEAD(len(iemb), len(oemb), adapter or 0)  # type: ignore[arg-type]
-        except struct.error:
-            told = f"it is one of get_all_adapters(), not {shown(adapter)}"
-            raise refusals.refusal("forward_table", "adapter", told) from None
-        payload = head + ids_.tobytes()
         if mask is not None:
-            payload += pack_mask(mask, start, len(iemb))  # type: ignore[arg-type]
-        names = ("forward_table", "table", "start")
-        self._record(abi.OP_FORWARD_TABLE, table, start, int(mask is not None), payload, names)
+            bits = pack_mask(mask, start, len(iemb))  # type: ignore[arg-type]
+            fields = packers.forward_table(self.id, table, start, adapter or 0, *lists, bits)  # type: ignore[arg-type]
+        self._record(fields, ("forward_table", "table", "start"))
 
     def mask_table(
         self, table: PageTable, first: int, count: int, what: Literal["hide", "show", "drop"] = "hide"
@@ -281,7 +270,7 @@ class Computing(Holdings):
             told = f"it is one of {', '.join(map(repr, _MASKS))}, not {shown(what)}"
             raise refusals.refusal("mask_table", "what", told)
         names = ("mask_table", "table", "first", "count")
-        self._record(abi.OP_MASK_TABLE, table, first, count, _MASKS[what], names)
+        self._record(packers.mask_table(self.id, table, first, count, _MASKS[what]), names)
 
     def decode(
         self, table: PageTable, position: int, source: int, places: tuple[Embed, Embed], adapter: int = 0
@@ -329,7 +318,7 @@ class Computing(Holdings):
         most = refusals.copying(src, dst, src_offset, dst_offset, page_size)
         size = most if size is None else size
         names = ("copy_kvpage", "src_offset", "dst_offset", "size")
-        self._record(abi.OP_COPY_KVPAGE, src_offset, dst_offset, size, u32((src, dst)), names)
+        self._record(packers.copy_kvpage(self.id, src_offset, dst_offset, size, src, dst), names)
 
     def mask_kvpage(self, page: KvPage, mask: Sequence[bool] | int) -> None:
         """Hide tokens of a page from all later calls of `forward`, or show them again.
@@ -348,4 +337,4 @@ class Computing(Holdings):
             ...     await synchronize()
         """
         bits = refusals.masking(page, mask, self._page_size)
-        self._record(abi.OP_MASK_KVPAGE, page, bits, names=("mask_kvpage", "page", "mask"))
+        self._record(packers.mask_kvpage(self.id, page, bits), ("mask_kvpage", "page", "mask"))

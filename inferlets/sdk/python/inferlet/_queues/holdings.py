@@ -6,21 +6,22 @@ The program chooses the ids itself (`inferlet._values.ids`), so these commands n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from inferlet._generated import abi
+from inferlet._generated import packers
 from inferlet._queues.failures import Failures
 from inferlet._values import refusals
 from inferlet._values.arguments import shown
 from inferlet._values.ids import Pool
 from inferlet._values.types import CompiledGrammar, Embed, KvPage, PageTable, TokenSlot
-from inferlet._wire.channel import Names, channel, u32
+from inferlet._wire.channel import Names, channel
 
 if TYPE_CHECKING:
     from inferlet.grammar import Grammar
 
 _Id = TypeVar("_Id", bound=int)
+_Pack = Callable[[int, Sequence[int]], packers.Fields]
 
 
 class Holdings(Failures):
@@ -38,30 +39,30 @@ class Holdings(Failures):
         self._grammars = Pool(CompiledGrammar, "grammar")
         self.last_ticket = 0  # of the last command given
 
-    def _record(self, op: int, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"", names: Names = ()) -> None:
-        self.last_ticket = channel.record(op, self.id, a, b, c, payload, 0, names)
+    def _record(self, fields: packers.Fields, names: Names = ()) -> None:
+        self.last_ticket = channel.record(*fields, 0, names)
 
-    def _alloc(self, op: int, pool: Pool[_Id], n: int) -> list[_Id]:
+    def _alloc(self, pack: _Pack, pool: Pool[_Id], n: int) -> list[_Id]:
         ids = pool.take(n)
-        self._record(op, payload=u32(ids))
+        self._record(pack(self.id, ids))
         return ids
 
-    def _free(self, op: int, call: str, pool: Pool[_Id], handles: _Id | Sequence[_Id]) -> None:
+    def _free(self, pack: _Pack, call: str, pool: Pool[_Id], handles: _Id | Sequence[_Id]) -> None:
         if isinstance(handles, int):
             handles = [handles]
         elif not handles:
             return
         try:
             mixed = type(handles[0]) in refusals.OTHERS[pool.cls]
-            payload = u32(handles)
+            fields = pack(self.id, handles)
         except (TypeError, OverflowError):
             mixed = True
         if mixed:
             handles = refusals.handles(call, f"{pool.kind}s", pool.cls, handles)
-            payload = u32(handles)
+            fields = pack(self.id, handles)
         if len(set(handles)) < len(handles):  # control frees none of them then
             raise refusals.refusal(call, f"{pool.kind}s", f"one stands in it twice: {shown(list(handles))}")
-        self._record(op, payload=payload)
+        self._record(fields)
         pool.give(handles)
 
     def alloc_kvpage(self, n: int) -> list[KvPage]:
@@ -72,7 +73,7 @@ class Holdings(Failures):
             ...     print(alloc_kvpage(2))  # returns at once, because the program chooses the ids
             [KvPage(0), KvPage(1)]
         """
-        return self._alloc(abi.OP_ALLOC_KVPAGE, self._pages, n)
+        return self._alloc(packers.alloc_kvpage, self._pages, n)
 
     def dealloc_kvpage(self, pages: KvPage | Sequence[KvPage]) -> None:
         """Free one page or several. No later command may use them, in any queue.
@@ -85,7 +86,7 @@ class Holdings(Failures):
             ...     print((await usage()).pages)
             1
         """
-        self._free(abi.OP_DEALLOC_KVPAGE, "dealloc_kvpage", self._pages, pages)
+        self._free(packers.dealloc_kvpage, "dealloc_kvpage", self._pages, pages)
 
     def alloc_emb(self, n: int) -> list[Embed]:
         """Allocate `n` embeds.
@@ -95,7 +96,7 @@ class Holdings(Failures):
             ...     print(alloc_emb(2))
             [Embed(0), Embed(1)]
         """
-        return self._alloc(abi.OP_ALLOC_EMB, self._embeds, n)
+        return self._alloc(packers.alloc_emb, self._embeds, n)
 
     def dealloc_emb(self, embeds: Embed | Sequence[Embed]) -> None:
         """Free one embed or several.
@@ -108,7 +109,7 @@ class Holdings(Failures):
             ...     print((await usage()).embeds)
             0
         """
-        self._free(abi.OP_DEALLOC_EMB, "dealloc_emb", self._embeds, embeds)
+        self._free(packers.dealloc_emb, "dealloc_emb", self._embeds, embeds)
 
     def alloc_slot(self, n: int) -> list[TokenSlot]:
         """Allocate `n` token slots.
@@ -118,7 +119,7 @@ class Holdings(Failures):
             ...     print(alloc_slot(1))
             [TokenSlot(0)]
         """
-        return self._alloc(abi.OP_ALLOC_SLOT, self._slots, n)
+        return self._alloc(packers.alloc_slot, self._slots, n)
 
     def dealloc_slot(self, slots: TokenSlot | Sequence[TokenSlot]) -> None:
         """Free token slots, or one.
@@ -131,7 +132,7 @@ class Holdings(Failures):
             ...     print((await usage()).slots)
             0
         """
-        self._free(abi.OP_DEALLOC_SLOT, "dealloc_slot", self._slots, slots)
+        self._free(packers.dealloc_slot, "dealloc_slot", self._slots, slots)
 
     def alloc_grammar(self, grammar: Grammar) -> asyncio.Future[CompiledGrammar]:
         """Have the engine compile a grammar, for any `sample` of this model. No queue waits for it.
@@ -161,9 +162,7 @@ class Holdings(Failures):
             raise refusals.refusal("alloc_grammar", "grammar", told) from None
         [handle] = self._grammars.take(1)
         names = ("alloc_grammar", "id", "kind")
-        return handle, channel.call(
-            lambda *_: handle, abi.OP_GRAMMAR, self.id, handle, kind, payload=payload, names=names
-        )
+        return handle, channel.call(lambda *_: handle, *packers.grammar(self.id, handle, kind, payload), names=names)
 
     def dealloc_grammar(self, grammar: CompiledGrammar) -> None:
         """Free a compiled grammar. Texts that have begun go on.
@@ -174,7 +173,7 @@ class Holdings(Failures):
             ...     dealloc_grammar(digits)
         """
         [grammar] = refusals.handles("dealloc_grammar", "grammar", CompiledGrammar, grammar)
-        channel.record(abi.OP_DEALLOC_GRAMMAR, self.id, grammar)
+        channel.record(*packers.dealloc_grammar(self.id, grammar))
         self._grammars.give((grammar,))
 
     def table(
@@ -217,9 +216,9 @@ class Holdings(Failures):
                 refusals.handles("table", name, PageTable, given)
         if into is None:
             into = self._tables.take(1)[0]
-        payload = b"" if source is None or source == into else u32((source,))
+        other = () if source is None or source == into else (source,)
         names = ("table", "into", "keep_tokens", "new_rows")
-        self._record(abi.OP_TABLE, into, keep_tokens, new_rows, payload, names)
+        self._record(packers.table(self.id, into, keep_tokens, new_rows, other), names)
         if not new_rows and not keep_tokens:
             self._tables.give((into,))
         return into

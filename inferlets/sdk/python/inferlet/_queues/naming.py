@@ -9,13 +9,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from inferlet._generated import abi
+from inferlet._generated import abi, packers
 from inferlet._queues.computing import Computing
 from inferlet._values import refusals
 from inferlet._values.arguments import shown, token_list, whole
 from inferlet._values.types import Adapter, Exported, Imported, Model, PageTable
 from inferlet._wire import answers
-from inferlet._wire.channel import channel, u32
+from inferlet._wire.channel import Names, channel
 
 MAX_NAME_BYTES = 256
 CHUNK = 512
@@ -77,13 +77,13 @@ class Naming(Computing):
             whole("num_tokens", num_tokens, 0)
         whole("ttl_s", ttl_s, 0)
         count = 0 if kv is None else abi.WHOLE_TABLE if num_tokens is None else num_tokens
-        payload = u32((ttl_s,)) + data + u32(token_list("export_kvpage", tail))
+        following = token_list("export_kvpage", tail)
 
         def decode(a: int, b: int, _c: int, payload: bytes) -> Exported:
             return Exported(name, a, b, payload.hex())
 
-        names = ("export_kvpage", "kv", "num_tokens")
-        return self._named(decode, abi.OP_EXPORT_KVPAGE, payload, kv or 0, count, len(data), names=names)
+        fields = packers.export_kvpage(self.id, kv or 0, count, ttl_s, data, following)
+        return self._named(decode, fields, ("export_kvpage", "kv", "num_tokens"))
 
     def import_tokens(self, name: str) -> asyncio.Future[Imported]:
         """Ask which tokens a name stands for. Tables that are filled with them take over the rows that engines have.
@@ -102,7 +102,7 @@ class Naming(Computing):
         def decode(_a: int, b: int, _c: int, payload: bytes) -> Imported:
             return Imported(name, answers.tokens(0, 0, 0, payload[16:]), b, payload[:16].hex())
 
-        return self._named(decode, abi.OP_IMPORT_KVPAGE, named("import_kvpage", name))
+        return self._named(decode, packers.import_kvpage(self.id, named("import_kvpage", name)))
 
     async def import_kvpage(self, name: str, *, adapter: Adapter | None = None) -> Imported:
         """Make a page table of this queue that holds what a name stands for, computed under a LoRA adapter or none.
@@ -147,7 +147,7 @@ class Naming(Computing):
             ...     print(await get_all_exported_kvpages())
             []
         """
-        return self._named(answers.nothing, abi.OP_UNEXPORT_KVPAGE, named("unexport_kvpage", name))
+        return self._named(answers.nothing, packers.unexport_kvpage(self.id, named("unexport_kvpage", name)))
 
     def get_all_exported_kvpages(self) -> asyncio.Future[list[Exported]]:
         """Ask for all that the tenant has exported for the queue's model, sorted by name.
@@ -163,7 +163,7 @@ class Naming(Computing):
         def decode(a: int, b: int, c: int, payload: bytes) -> list[Exported]:
             return [Exported(**each) for each in answers.json_value(a, b, c, payload)]
 
-        return self._named(decode, abi.OP_GET_ALL_EXPORTED_KVPAGES)
+        return self._named(decode, packers.get_all_exported_kvpages(self.id))
 
     def set_prefix_cache(self, on: bool, *, program: bool = False) -> None:  # noqa: FBT001 - the one thing it says
         """Say whether the queue's tables take over rows of equal prompts, and leave theirs to others. They do at first.
@@ -178,15 +178,13 @@ class Naming(Computing):
             >>> async def main():
             ...     set_prefix_cache(False)  # for measurements: every token is computed
         """
-        channel.record(abi.OP_SET_PREFIX_CACHE, self.id, int(bool(on)), int(program))
+        channel.record(*packers.set_prefix_cache(self.id, bool(on), program))
         if not program:
             self.prefix_cache = bool(on)
 
-    def _named(
-        self, decode: Any, op: int, payload: bytes = b"", a: int = 0, b: int = 0, c: int = 0, names: Any = ()
-    ) -> asyncio.Future[Any]:
+    def _named(self, decode: Any, fields: packers.Fields, names: Names = ()) -> asyncio.Future[Any]:
         self.last_ticket = channel.next_ticket
-        return channel.call(decode, op, self.id, a, b, c, payload, names=names)
+        return channel.call(decode, *fields, names=names)
 
 
 def named(call: str, name: str) -> bytes:

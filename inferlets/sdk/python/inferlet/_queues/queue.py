@@ -10,17 +10,15 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inferlet._generated import abi
+from inferlet._generated import packers
 from inferlet._queues.naming import Naming
 from inferlet._values import refusals
 from inferlet._values.arguments import shown
 from inferlet._values.types import CompiledGrammar, Dist, Embed, Model, Priority, Sampled, TokenSlot
 from inferlet._wire import answers
-from inferlet._wire.channel import Names, channel, u32
+from inferlet._wire.channel import Names, channel
 from inferlet._wire.options import Options
 from inferlet._wire.packing import pack_sampling, single
-
-_U32 = struct.Struct("<I").pack
 
 
 class Queue(Naming):
@@ -66,10 +64,10 @@ class Queue(Naming):
         """
         embed = emb if isinstance(emb, int) else single(emb, "emb of get_next_dist", ": `get_next_dists` takes several")
         try:
-            payload = _U32(embed)
-        except struct.error:
-            payload = u32(refusals.handles("get_next_dist", "emb", Embed, emb))
-        return self._call(answers.dist, abi.OP_GET_NEXT_DIST, top_k, payload=payload, names=("get_next_dist", "top_k"))
+            fields = packers.get_next_dist(self.id, top_k, (embed,))
+        except (TypeError, OverflowError):
+            fields = packers.get_next_dist(self.id, top_k, refusals.handles("get_next_dist", "emb", Embed, emb))
+        return self._call(answers.dist, fields, ("get_next_dist", "top_k"))
 
     def get_next_dists(self, embeds: Embed | Sequence[Embed], *, top_k: int = 0) -> asyncio.Future[list[Dist]]:
         """Ask for the distributions of several output embeds with one command.
@@ -84,11 +82,11 @@ class Queue(Naming):
             1 1
         """
         try:
-            payload = u32(embeds)  # type: ignore[arg-type]  # a single embed is found out by this
+            # a single embed is found out by this
+            fields = packers.get_next_dist(self.id, top_k, embeds)  # type: ignore[arg-type]
         except (TypeError, OverflowError):
-            payload = u32(refusals.handles("get_next_dists", "embeds", Embed, embeds))
-        names = ("get_next_dists", "top_k")
-        return self._call(answers.dists, abi.OP_GET_NEXT_DIST, top_k, payload=payload, names=names)
+            fields = packers.get_next_dist(self.id, top_k, refusals.handles("get_next_dists", "embeds", Embed, embeds))
+        return self._call(answers.dists, fields, ("get_next_dists", "top_k"))
 
     def sample(  # noqa: PLR0913 - the sampler's parameters
         self,
@@ -180,13 +178,11 @@ class Queue(Naming):
 
     def sample_packed(self, embed: int, slot: int, params: bytes) -> asyncio.Future[Sampled]:
         """Sample as `sample` does, with parameters that `pack_sampling` has packed."""
-        return self._call(answers.sampled, abi.OP_SAMPLE, embed, slot, params, ("sample", "emb", "slot"))
+        return self._call(answers.sampled, packers.sample(self.id, embed, slot, params), ("sample", "emb", "slot"))
 
-    def _call(
-        self, decode: Any, op: int, a: int, b: int = 0, payload: bytes = b"", names: Names = ()
-    ) -> asyncio.Future[Any]:
+    def _call(self, decode: Any, fields: packers.Fields, names: Names = ()) -> asyncio.Future[Any]:
         self.last_ticket = channel.next_ticket
-        return channel.call(decode, op, self.id, a, b, 0, payload, self, names)
+        return channel.call(decode, *fields, self, names)
 
     # ---- the queue itself -------------------------------------------------------------------------------------
 
@@ -198,7 +194,7 @@ class Queue(Naming):
             ...     embed_txt(72, 0, alloc_emb(1))
             ...     await synchronize()  # a command that failed raises here
         """
-        return self._call(answers.nothing, abi.OP_SYNCHRONIZE, 0)
+        return self._call(answers.nothing, packers.synchronize(self.id))
 
     def set_priority(self, priority: Priority) -> None:
         """Set how urgent the queue's commands are, compared with the commands of other queues.
@@ -216,7 +212,7 @@ class Queue(Naming):
         except ValueError:
             told = f"it is Priority.LOW, Priority.NORMAL or Priority.HIGH, not {shown(priority)}"
             raise refusals.refusal("set_queue_priority", "priority", told) from None
-        channel.record(abi.OP_SET_QUEUE_PRIORITY, self.id, int(priority))
+        channel.record(*packers.set_queue_priority(self.id, int(priority)))
 
     def reset(self) -> None:
         """Make a queue usable again after a command failed. Later commands run; failed commands stay failed.
@@ -232,7 +228,7 @@ class Queue(Naming):
             ...     await synchronize()
             UnknownResource
         """
-        self.forgive(channel.record(abi.OP_RESET, self.id))
+        self.forgive(channel.record(*packers.reset(self.id)))
 
     def cancel(self, since: int) -> asyncio.Future[int]:
         """Drop the commands from ticket `since` on that have not been sent to the engine. Allocations stay.
@@ -247,7 +243,7 @@ class Queue(Naming):
             ...     print(await cancel(since) in (0, since + 1))  # allocations stay
             True
         """
-        return channel.call(answers.number, abi.OP_CANCEL, self.id, since, names=("cancel", "since"))
+        return channel.call(answers.number, *packers.cancel(self.id, since), names=("cancel", "since"))
 
     def mark(self) -> int:
         """Return the ticket of the next command, for `cancel`.

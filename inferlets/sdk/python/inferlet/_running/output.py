@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 
-from inferlet._generated import abi
+from inferlet._generated import packers
 from inferlet._wire.channel import channel
 
 STDOUT, STDERR = 1, 2
@@ -75,7 +75,7 @@ class Output(io.TextIOBase):
         held, self._held = self._held, bytearray()
         self._flushed = False
         for at in range(0, len(held), CHUNK_BYTES):
-            channel.record(abi.OP_LOG, 0, self._stream, payload=bytes(held[at : at + CHUNK_BYTES]))
+            channel.record(*packers.log(self._stream, bytes(held[at : at + CHUNK_BYTES])))
 
 
 _open: list[Output] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +9,10 @@ from math import isfinite
 from operator import index
 from typing import Any
 
-from inferlet._generated import abi
+from inferlet._generated import abi, packers
 from inferlet._values.arguments import shown
 from inferlet.errors import InvalidArgument
 
-_HEAD = struct.Struct(abi.SAMPLE_OPTIONS_FORMAT)
 _MOST = 3.0e38  # a float of 32 bits
 
 
@@ -72,36 +70,40 @@ class Options:
         named = _ids("logprobs_of", self.logprobs_of)
         (top,) = _ids("logprobs", [self.logprobs])
         ids = _ids("logit_bias", bias)
-        head = _HEAD.pack(
+        matcher = b""
+        if grammar is not None:
+            (number,) = _ids("grammar", [grammar[0]])
+            matcher = packers.sample_grammar(number, _ids("matched", grammar[1]))
+        return packers.sample_options(
             flags,
             top,
-            len(ids),
-            len(allowed) // 4,
-            len(named),
-            len(prompt),
-            len(output),
+            ids,
+            values,
+            allowed,
+            named,
+            prompt,
+            output,
             _real("repetition_penalty", self.repetition_penalty),
             _real("frequency_penalty", self.frequency_penalty),
             _real("presence_penalty", self.presence_penalty),
+            matcher,
         )
-        matcher = b"" if grammar is None else _ids("grammar", [grammar[0]]) + _ids("matched", grammar[1])
-        return b"".join((head, ids, values, allowed, named, prompt, output, matcher))
 
-    def _allowed(self, vocab_size: int) -> tuple[int, bytes]:
+    def _allowed(self, vocab_size: int) -> tuple[int, array[int]]:
         """Return the flag for the allowed tokens, and their list or their bits, whichever is shorter."""
         given = self.allowed
         if given is None:
-            return 0, b""
+            return 0, array("I")
         if isinstance(given, (bytes, bytearray)):
-            return abi.SAMPLE_MASK, bytes(given).ljust(-(-len(given) // 4) * 4, b"\0")
+            return abi.SAMPLE_MASK, array("I", bytes(given).ljust(-(-len(given) // 4) * 4, b"\0"))
         ids = _ids("allowed", given)
         words = -(-vocab_size // 32)
         if len(ids) <= words or not vocab_size or max(ids) >= vocab_size:
-            return abi.SAMPLE_ALLOWED, ids.tobytes()
+            return abi.SAMPLE_ALLOWED, ids
         bits = bytearray(4 * words)
         for token in ids:
             bits[token >> 3] |= 1 << (token & 7)
-        return abi.SAMPLE_MASK, bytes(bits)
+        return abi.SAMPLE_MASK, array("I", bytes(bits))
 
 
 _NOTHING = Options()

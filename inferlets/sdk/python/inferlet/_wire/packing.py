@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import TypeVar
 
-from inferlet._generated import abi
-from inferlet._wire.channel import u32
+from inferlet._generated import packers
 from inferlet.errors import InvalidArgument
 
 T = TypeVar("T")
-_SAMPLE_PARAMS = struct.Struct(abi.SAMPLE_PARAMS_FORMAT).pack
 
 
 def pack_sampling(
     temperature: float, top_k: int, top_p: float, min_p: float, *, seed: int, draw: int, stop: Sequence[int]
 ) -> bytes:
     """Return the payload of a SAMPLE record."""
-    return _SAMPLE_PARAMS(temperature, top_k, top_p, min_p, seed & (2**64 - 1), draw, len(stop)) + u32(stop)
+    return packers.sample_params(temperature, top_k, top_p, min_p, seed & (2**64 - 1), draw, stop, b"")
 
 
 def pack_mask(mask: Sequence[Sequence[bool]] | bytes, before: int, num_tokens: int) -> bytes:

@@ -1,0 +1,4 @@
+"""What the program was launched with."""
+
+args: list[str] = []
+url = tag = ""

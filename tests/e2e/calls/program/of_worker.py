@@ -1,0 +1,65 @@
+"""Cases of the calls that the worker answers."""
+
+from computing import TEXT, computed, near, of_a_context, seen, tabled
+
+import inferlet
+from inferlet import Greedy
+
+
+async def embed_txt() -> None:
+    assert near(await computed(), await of_a_context())
+    assert not near(await computed([*TEXT[:-1], 72]), await computed())
+
+
+async def forward() -> None:
+    assert near(await computed(), await of_a_context())
+    assert not near(await computed(TEXT[1:]), await computed())
+
+
+async def forward_with_mask() -> None:
+    size = inferlet.get_kv_page_size()
+    columns = size * 2
+    hidden = [[column != 1 for column in range(columns)] + [True]]
+    assert not near(await computed(mask=hidden), await computed())
+    assert near(await computed(mask=hidden), await computed(hide=1))
+
+
+async def forward_with_adapter() -> None:
+    (adapter,) = await inferlet.get_all_adapters()
+    assert not near(await computed(adapter=adapter), await computed())
+
+
+async def copy_kvpage() -> None:
+    (source, target), embeds = inferlet.alloc_kvpage(2), inferlet.alloc_emb(len(TEXT))
+    inferlet.embed_txt(TEXT, range(len(TEXT)), embeds)
+    last = len(TEXT) - 1
+    inferlet.forward([], embeds[:last], [source])
+    inferlet.copy_kvpage(source, target, size=last)
+    inferlet.forward([target], embeds[last:], [target], embeds[last:], okv_offset=last)
+    assert near(seen(await inferlet.get_next_dist(embeds[last], top_k=8)), await of_a_context())
+
+
+async def mask_kvpage() -> None:
+    assert not near(await computed(hide=1), await computed())
+
+
+async def get_next_dist() -> None:
+    dist = await computed()
+    assert len(dist) == 8
+    assert [p for _, p in dist] == sorted((p for _, p in dist), reverse=True)
+    assert 0 < sum(p for _, p in dist) <= 1.0001
+
+
+async def sample() -> None:
+    best = (await of_a_context())[0][0]
+    async with inferlet.Context() as ctx:
+        ctx.fill_tokens(TEXT)
+        assert (await ctx.step(Greedy())).token == best
+
+
+async def forward_table() -> None:
+    assert near(await tabled(), await of_a_context())
+
+
+async def mask_table() -> None:
+    assert not near(await tabled(change=lambda made: inferlet.mask_table(made, 1, 1)), await tabled())
