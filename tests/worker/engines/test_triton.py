@@ -167,8 +167,9 @@ for dim, kind in ((128, "*bf16"), (128, "*fp32"), (256, "*bf16"), (256, "*fp32")
         continue
     compiled(attention.join_runs, tensors, shape | {"ROWS": 16})
     taken = {n: kind for n in ("qkv", "query_norm", "key_norm", "cos", "sin", "queries", "keys", "values")}
-    taken |= {"page": "*i64", "slot": "*i64", "eps": "fp32"}
-    compiled(store.norm_rope_append, taken, heads | {"HALF": dim // 2, "PAGE": 16, "NORMS": True})
+    taken |= {"page": "*i64", "slot": "*i64", "eps": "fp32", "count": "i32"}
+    more = {"HALF": dim // 2, "PAGE": 16, "NORMS": True, "ROWS": store.HEADS_A_PROGRAM}
+    compiled(store.norm_rope_append, taken, heads | more)
 """
 
 
