@@ -312,7 +312,7 @@ class Host:
     def pump(self) -> None:
         """Let the core form steps; they wait until `answer` runs them."""
         self.flush()
-        self.core.pump()
+        self.look_at = self.core.pump()  # when it wants to be pumped again
         for state, fake in self.engines:
             self._waiting += [(state, fake, step) for step in state.outgoing]
             self.steps += state.outgoing
@@ -342,7 +342,7 @@ class Host:
         stalls = 0
         for _ in range(10_000):
             self.pump()
-            if not self.answer():
+            if not self.answer() and not self.core.rebuilder.goes_on:
                 if self.core.memory.stalled and stalls < 3:  # it is looked at again after a while
                     stalls += 1
                     self.clock.advance(RETRY_S)

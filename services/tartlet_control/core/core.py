@@ -353,7 +353,7 @@ class Core:
                 look_at = batcher.look_at
         if self.lifecycle.ending:
             self.lifecycle.end_finished()
-        return look_at
+        return now if self.rebuilder.goes_on else look_at
 
     def tick(self) -> None:
         """Retry requests that wait, give up runtimes and engines past their grace, check the books of idle engines.

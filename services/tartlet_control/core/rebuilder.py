@@ -8,7 +8,6 @@ program doesn't notice, except by the time that this takes.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Final
 
 from tartlet_common.config.settings import ControlSettings
@@ -16,12 +15,14 @@ from tartlet_common.errors.registry import TartletError, WorkerLost
 from tartlet_control.core import trials
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.places import taking
+from tartlet_control.core.places.coming import Pace, engine_for
 from tartlet_control.core.places.freeing import free_place
 from tartlet_control.core.places.memory import Memory, all_queues, pending, queues
 from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.core.trials import Trials
 from tartlet_control.order import book
 from tartlet_control.rebuild import remaking, room, suspension, swapping
+from tartlet_control.rebuild.counters import Counters
 from tartlet_control.rebuild.logs import settle
 from tartlet_control.rebuild.plan import plan
 from tartlet_control.sharing import adopting
@@ -35,17 +36,6 @@ log = logging.getLogger("tartlet.control")
 _PASS_TOKENS: Final = 512
 SPARE: Final = 16
 """A program that gave way comes back when this part of an engine's pages is free beside its own."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """What was brought to other engines since control started."""
-
-    gave_way: int = 0
-    places: int = 0
-    tokens: int = 0
-    paused_s: float = 0.0
-    longest_s: float = 0.0
 
 
 class Rebuilder:
@@ -63,6 +53,7 @@ class Rebuilder:
         """Suspended places without an engine."""
         self.making: dict[Place, None] = {}
         """Places whose contents are being computed again."""
+        self._ahead: set[EngineState] = set()  # those that had enough to make at the last pump
         self._coming: dict[Place, int] = {}  # those whose pages come with a step of others: the steps before that one
         self.trials = Trials(lifecycle)
         self.counters = Counters()
@@ -245,17 +236,29 @@ class Rebuilder:
             self._make(place)
         for place in list(self.leaving):
             self._leave(place)
+        pace = Pace(self.making)
+        self._ahead = pace.ahead
         full: set[EngineState] = set()
         for place in sorted(self.waiting, key=self._turn):
-            if len(full) == len(self._lifecycle.batchers):
-                return
-            recovery, chosen = place.recovery, self._engine_for(place)
+            full |= pace.ahead
+            if full.issuperset(place.model.engines):
+                if len(full) == len(self._lifecycle.batchers):
+                    return
+                continue
+            recovery, chosen = place.recovery, engine_for(place, full)
             assert recovery is not None
             if chosen is None or chosen in full or (recovery.gave_way is not None and not pending(place)):
                 continue
             blocked = recovery.suspect and (chosen in self.trials.running or self._makes(chosen))
             if blocked or not self._may_return(place, chosen) or not self._begin(place, chosen):
                 full.add(chosen)
+            else:
+                pace.begin(place)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another pump would begin more places at once, because the last one only ended for its pace."""
+        return bool(self.waiting) and bool(self._ahead - Pace(self.making).ahead)
 
     def _turn(self, place: Place) -> tuple[bool, int, bool, tuple[float, ...]]:
         recovery, program = place.recovery, place.program
@@ -294,17 +297,6 @@ class Rebuilder:
 
     def _makes(self, engine: EngineState) -> bool:
         return any(place.engine is engine for place in self.making)
-
-    def _engine_for(self, place: Place) -> EngineState | None:
-        recovery = place.recovery
-        assert recovery is not None
-        chosen = room.candidates(place)
-        roomy = [e for e in chosen if room.fits(e, recovery.need)]
-        return min(
-            roomy or chosen,
-            key=lambda e: (-adopting.likeness(place, e), e.id != recovery.home, len(e.program_ids)),
-            default=None,
-        )
 
     def _begin(self, place: Place, engine: EngineState) -> bool:
         """Let a place take an engine, and queue what makes its contents again. Returns False if there is no room."""
@@ -388,10 +380,7 @@ class Rebuilder:
         assert recovery is not None
         place.recovery = None
         paused_s = self._now - recovery.since_s
-        counters = self.counters
-        counters.places += 1
-        counters.paused_s += paused_s
-        counters.longest_s = max(counters.longest_s, paused_s)
+        self.counters.went_on(paused_s)
         place.program.recovered_s += paused_s
         place.until = recovery.until
         for queue in all_queues(place):
