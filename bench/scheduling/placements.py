@@ -2,7 +2,8 @@
 
 Chats of the shape of Autellix 6.1, scaled down, arrive at fleets of engine processes. Each call of a chat is a context
 of its own, which begins with all that the chat has so far. Only control's placement differs. The engines are fake ones:
-they take the time of a step and of a token that they are told, so that a fleet is one on a machine with few cores.
+they take the time of a step and of a token that they are told, so that a fleet is one on a machine with few cores. With
+`--model` they are torch engines with a checkpoint; what a step costs is measured on the first of them.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from typing import Final
 import numpy as np
 
 import tartlet
+from bench.batching import DEMO_MODEL
 from bench.harness import report
 from bench.harness.intervals import median
-from bench.harness.stack import running_stack, until_engines
+from bench.harness.stack import running, running_stack, until_engines
+from bench.orders import costs_of
 from bench.product.common import install_uvloop
 from bench.product.control import Costs, Trace, generate, spaced
 
@@ -54,17 +57,32 @@ async def main():
 """
 
 
+def worker_flags(model: Path | None) -> list[str]:
+    """Return the flags of an engine, a fake one without a model."""
+    if model is not None:
+        return [f"--max-batch-commands={SLOTS}"]
+    return [f"--fake-step-s={COSTS.fixed_s}", f"--fake-token-s={COSTS.prefill_s}", f"--max-batch-commands={SLOTS}"]
+
+
+async def measured(model: Path) -> Costs:
+    """Start one engine with a model, and measure its costs."""
+    flags = {"worker": [*worker_flags(model), "--host-kv-bytes=1048576"]}
+    async with running(model=model, flags=flags) as address, tartlet.AsyncClient(address) as client:
+        return await costs_of(client, 32)
+
+
 @asynccontextmanager
-async def fleet(placement: str, engines: int) -> AsyncIterator[tartlet.AsyncClient]:
+async def fleet(placement: str, engines: int, model: Path | None) -> AsyncIterator[tartlet.AsyncClient]:
     """Start control with a placement, a runtime and so many engines; yields a client."""
     place = Path(tempfile.mkdtemp(prefix="tt-"))
-    step = [f"--fake-step-s={COSTS.fixed_s}", f"--fake-token-s={COSTS.prefill_s}", f"--max-batch-commands={SLOTS}"]
+    step, engine = worker_flags(model), "fake" if model is None else "torch"
     control = [f"--placement={placement}", f"--placement-short-tokens={SHORT_TOKENS}"]
     flags = {"control": control, "worker": step}
     more: list[asyncio.subprocess.Process] = []
     try:
-        async with running_stack(engine="fake", flags=flags, directory=place) as stack:
-            command = [sys.executable, "-m", "tartlet_cli", "serve", "--role", "worker", "--engine", "fake", *step]
+        async with running_stack(engine=engine, model=model, flags=flags, directory=place) as stack:
+            command = [sys.executable, "-m", "tartlet_cli", "serve", "--role", "worker", "--engine", engine, *step]
+            command += [] if model is None else [f"--model={model}"]
             env = {**os.environ, "TARTLET_RUN_DIR": str(place)}
             with (place / "more.log").open("wb") as log:
                 for _ in range(engines - 1):
@@ -81,15 +99,15 @@ async def fleet(placement: str, engines: int) -> AsyncIterator[tartlet.AsyncClie
         shutil.rmtree(place, ignore_errors=True)
 
 
-def chats(programs: int, engines: int, load: float, seed: int) -> list[Trace]:
-    """Return chats with 1/`SCALE` of the paper's tokens, which arrive at a load of so many engines."""
+def chats(programs: int, engines: int, load: float, seed: int, costs: Costs, at_once: int) -> list[Trace]:
+    """Return chats with 1/`SCALE` of the paper's tokens, which arrive at a load of the engines that run `at_once`."""
     rng = np.random.default_rng(seed)
     small = [
         Trace(t.name, 0.0, tuple(tuple((max(1, p // SCALE), max(1, d // SCALE)) for p, d in w) for w in t.waves))
-        for t in generate("chat", programs, rng)
+        for t in generate("chat", programs * engines, rng)
     ]
-    mean_s = float(np.mean([COSTS.served_s(trace) for trace in small]))
-    return spaced(small, mean_s / load / engines, rng)
+    mean_s = float(np.mean([costs.served_s(trace) for trace in small]))
+    return spaced(small, mean_s / load / at_once, rng)
 
 
 async def token_s(client: tartlet.AsyncClient, number: int, trace: Trace, start: float) -> float:
@@ -105,9 +123,11 @@ async def token_s(client: tartlet.AsyncClient, number: int, trace: Trace, start:
     return (time.perf_counter() - begun) / trace.decoded
 
 
-async def once(placement: str, engines: int, traces: list[Trace]) -> tuple[int, float, float]:
+async def once(
+    placement: str, engines: int, traces: list[Trace], model: Path | None = None
+) -> tuple[int, float, float]:
     """Run a load; returns the prompt tokens computed, and mean and 95th percentile of the seconds a token."""
-    async with fleet(placement, engines) as client:
+    async with fleet(placement, engines, model) as client:
         start = time.perf_counter()
         seen = await asyncio.gather(*(token_s(client, n, trace, start) for n, trace in enumerate(traces)))
         computed = sum(engine["computed_tokens"] for engine in (await client.state()).control["engines"])
@@ -118,17 +138,21 @@ async def once(placement: str, engines: int, traces: list[Trace]) -> tuple[int, 
 async def measure(args: argparse.Namespace) -> report.Report:
     """Make one table: a row for each fleet and placement."""
     columns = ["engines", "placement", "prompt tokens computed", "over all new ones", "mean ms a token", "p95 ms"]
-    title = f"Placements, {args.programs} chats an engine, load {args.load}, {SLOTS} calls a batch"
+    kind = "fake" if args.model is None else "torch"
+    title = f"Placements, {kind} engines, {args.programs} chats an engine, load {args.load}, {SLOTS} calls a batch"
     result = report.Report("placements", title, columns, y_label="mean ms a token")
+    costs = COSTS if args.model is None else await measured(args.model)
+    report.progress(f"placements: {costs}")
     means: dict[int, list[float]] = {}
     for engines in FLEETS:
         seen: dict[str, list[tuple[int, float, float]]] = {name: [] for name in PLACEMENTS}
         new: list[int] = []
         for i in range(args.repeat):
-            traces = chats(args.programs * engines, engines, args.load, i)
+            at_once = engines if args.model is None else min(engines, os.cpu_count() or 1)
+            traces = chats(args.programs, engines, args.load, i, costs, at_once)
             new.append(sum(prefill for trace in traces for wave in trace.waves for prefill, _ in wave))
             for name in PLACEMENTS[i % len(PLACEMENTS) :] + PLACEMENTS[: i % len(PLACEMENTS)]:
-                seen[name].append(await once(name, engines, traces))
+                seen[name].append(await once(name, engines, traces, args.model))
                 report.progress(f"placements: {engines} engines, {name}: {seen[name][-1]}")
         for name in PLACEMENTS:
             tokens, mean_s, p95_s = (median(list(values)) for values in zip(*seen[name], strict=True))
@@ -143,6 +167,8 @@ def main() -> int:
     parser = report.parser("placements", __doc__, repeat=1)
     parser.add_argument("--programs", type=report.positive, default=12, metavar="N", help="an engine (%(default)s)")
     parser.add_argument("--load", type=float, default=0.8, metavar="X", help="work over capacity (%(default)s)")
+    told = "engines with this checkpoint instead of fake ones (without a value: the demo model)"
+    parser.add_argument("--model", type=Path, nargs="?", const=DEMO_MODEL, metavar="DIR", help=told)
     args = parser.parse_args()
     install_uvloop()
     return report.emit([asyncio.run(measure(args))], args)
