@@ -7,14 +7,14 @@ import logging
 from functools import partial
 from typing import Final
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from tartlet_common.config.lists import listed
 from tartlet_common.config.settings import GatewaySettings
 from tartlet_common.errors.registry import InvalidConfig
 from tartlet_common.process.role import Notify
 from tartlet_common.rpc.endpoints import Tls
-from tartlet_common.telemetry import telemetry
+from tartlet_common.telemetry import names, telemetry
 from tartlet_gateway.access.gate import Gate
 from tartlet_gateway.access.identities import Identities
 from tartlet_gateway.access.identity import Authenticator
@@ -25,9 +25,12 @@ from tartlet_gateway.http.certificate import Certificate
 from tartlet_gateway.http.guard import LOOPBACK, Guard, host_name
 from tartlet_gateway.http.metered import Metered
 from tartlet_gateway.http.server import bind, parts, serve
+from tartlet_gateway.http.traced import Traced
 from tartlet_gateway.openai.errors import refuse
 from tartlet_gateway.runs.backends import Backends, Keeping
+from tartlet_gateway.runs.caller import caller_of
 
+_MODEL_CHARS: Final = 200
 log: Final = logging.getLogger("tartlet.gateway")
 
 
@@ -52,6 +55,7 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
         app = guarded(routes, identities, settings)
         if settings.health_address or telemetry.enabled():
             app = Metered(app, partial(pattern, routes))
+        app = Traced(app, partial(pattern, routes), _facts)
         log.info("serving at %s", url)
         await serve(app, listener, lambda: notify.ready(url), stopped.set, settings.body_bytes, certificate)
     finally:
@@ -59,6 +63,13 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
         await backends.close()
         if identities is not None:
             await identities.close()
+
+
+def _facts(scope: Scope) -> dict[str, str]:
+    """Return what a request's span says beside HTTP's attributes."""
+    caller = caller_of(scope)
+    known = {names.ATTR_MODEL: caller.model[:_MODEL_CHARS], names.ATTR_PROGRAM_ID: caller.program_id}
+    return {name: value for name, value in known.items() if value}
 
 
 def identities_of(settings: GatewaySettings) -> Identities | None:

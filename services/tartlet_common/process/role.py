@@ -70,9 +70,17 @@ class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         entry = {"time": record.created, "level": record.levelname.lower(), "logger": record.name}
         entry["message"] = record.getMessage()
+        if of_trace := telemetry.trace_id():
+            entry["trace_id"] = of_trace
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry)
+
+
+class _TextFormatter(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        of_trace = telemetry.trace_id()
+        return super().formatMessage(record) + (f" (trace {of_trace})" if of_trace else "")
 
 
 def run_role(
@@ -177,7 +185,7 @@ def _cancel(task: asyncio.Task[Any], signal_name: str) -> None:
 
 def _log_to_stderr(form: str, level: str, role: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter(f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s")
+    text = _TextFormatter(f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(_JsonFormatter() if form == "json" else text)
     handler.addFilter(_is_no_client_that_left)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.metrics import Histogram, Meter
     from opentelemetry.sdk.metrics.export import MetricReader
-    from opentelemetry.trace import Tracer
+    from opentelemetry.trace import Span, Tracer
 
     from tartlet_common.telemetry.export import Leaving
     from tartlet_common.telemetry.steps import StepTracer
@@ -156,3 +156,9 @@ def inject(context: Context | None = None) -> dict[str, str]:
 def extract(carrier: Mapping[str, str]) -> Context:
     """Rebuild the context that `inject` made in another process."""
     return _W3C.extract(carrier)
+
+
+def trace_id(span: Span | None = None) -> str:
+    """Return the trace of a span, by default of the current one, as 32 hex digits; "" outside of any trace."""
+    context = (span or trace.get_current_span()).get_span_context()
+    return f"{context.trace_id:032x}" if context.is_valid else ""

@@ -18,6 +18,7 @@ from tartlet_gateway.access.identity import Identity
 from tartlet_gateway.access.rates import Rate, Refusal, Tenant, share
 from tartlet_gateway.http.exchange import ClientGoneError, Exchange, Headers
 from tartlet_gateway.http.subprotocol import key_of
+from tartlet_gateway.http.traced import trace_of
 from tartlet_gateway.openai.errors import ApiError, answer
 from tartlet_gateway.runs.caller import Caller, set_caller
 
@@ -236,5 +237,6 @@ def _note(scope: Scope, caller: Caller, status: int, took_s: float) -> None:
         "status": status,
         "tokens": caller.tokens,
         "took_ms": round(took_s * 1e3),
+        "trace": trace_of(scope),
     }
     audit.info("%s", json.dumps(entry))

@@ -75,7 +75,12 @@ class Metered:
 
 def _labels(method: str, route: str, status: int) -> dict[str, str | int]:
     return {
-        names.ATTR_HTTP_METHOD: method if method in _METHODS else OTHER,
+        names.ATTR_HTTP_METHOD: method_of(method),
         names.ATTR_HTTP_ROUTE: route or OTHER,
         names.ATTR_HTTP_STATUS: status,
     }
+
+
+def method_of(method: str) -> str:
+    """Return a method as labels have it: those that HTTP doesn't know are one."""
+    return method if method in _METHODS else OTHER

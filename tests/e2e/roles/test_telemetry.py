@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 import tartlet
 from tartlet_common.telemetry import names
-from tests.e2e.serving import PROGRAMS, Serving, client_of, program, serving, tartlet_cli
+from tests.e2e.serving import PROGRAMS, Serving, client_of, out, program, serving, tartlet_cli
+from tests.gateway.conftest import free_port
 
 PROMPT = "a secret prompt"
 ROLES = ("runtime", "control", "worker")
@@ -54,6 +56,10 @@ def _service(resource: Any) -> str:
 
 def _attributes(told: Any) -> dict[str, str]:
     return {a.key: a.value.string_value for a in told.attributes}
+
+
+def _number(told: Any, key: str) -> int:
+    return next(int(a.value.int_value) for a in told.attributes if a.key == key)
 
 
 @pytest.fixture
@@ -97,6 +103,33 @@ async def _told(server: Serving) -> tuple[str, str]:
         sent = "".join([event.text async for event in run if isinstance(event, tartlet.Message)])
     assert run.ended is not None
     return sent, str(run.ended.error)
+
+
+def test_a_chat_continues_its_clients_trace_and_logs_name_it(run_dir: Path, receiver: Any) -> None:
+    kept, endpoint = receiver
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    sent = {"traceparent": f"00-{trace}-{parent}-01"}
+    port, keys = free_port(), run_dir / "keys.json"
+    sent["authorization"] = f"Bearer {out(run_dir, 'keys', 'create', '--tenant', 'a', '--file', str(keys)).strip()}"
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "TARTLET_GATEWAY_KEYS": str(keys)}
+    with serving(run_dir, http=f"127.0.0.1:{port}", **env) as server:
+        body = {"model": "fake", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        assert httpx.post(url, json=body, headers=sent, timeout=60).status_code == 200
+        lost = httpx.post(url, json=body | {"model": "none"}, headers={**sent, "traceparent": "x"}, timeout=60)
+        assert lost.status_code == 404
+    spans = {span.span_id: (service, span) for service, span in kept.spans if span.trace_id.hex() == trace}
+    assert {service for service, _ in spans.values()} == {f"tartlet-{role}" for role in ("gateway", *ROLES)}
+    (request,) = [span for _, span in spans.values() if span.parent_span_id.hex() == parent]
+    assert request.name == "POST /v1/chat/completions"
+    assert _attributes(request)["gen_ai.request.model"]
+    assert _attributes(request)["tartlet.program.id"]
+    assert all(span is request or span.parent_span_id in spans for _, span in spans.values())
+    others = [span for service, span in kept.spans if service == "tartlet-gateway" and span.trace_id.hex() != trace]
+    assert [_number(span, "http.response.status_code") for span in others if span.name == request.name] == [404]
+    logs = "".join(log.read_text() for log in (server.log, *run_dir.rglob("*.log")))
+    assert f'"trace": "{trace}"' in logs, "the audit log names the trace"
+    assert PROMPT.encode() not in b"".join(kept.raw)
 
 
 def test_no_prompt_no_output_and_no_failure_s_text_is_logged_or_exported(run_dir: Path, receiver: Any) -> None:
