@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from tartlet_common.abi import Op
 from tartlet_common.engine.step import Status
-from tartlet_control.calls.queue import Faulty
-from tartlet_control.calls.tables import Share
+from tartlet_control.calls.kv import Dealloc
+from tartlet_control.calls.queue import Faulty, Reset
+from tartlet_control.calls.registry import PARSERS
+from tartlet_control.calls.tables import Share, Table
 from tartlet_control.rebuild.fold import fold, reads_ended
 from tartlet_control.rebuild.histories import Sent
 from tartlet_control.rebuild.logs import DONE, settle
 from tartlet_control.tables.lineage import Book, Line
 from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.programs import Command, Place, ProgramState
+
+_EXECUTED_BEHIND_FAILURES: Final = {Dealloc, Table, Share, Reset}
 
 
 def content(book: Book, page_size: int) -> dict[str, Any]:
@@ -108,7 +112,8 @@ def _noted(program: ProgramState, commands: Sequence[Sent]) -> list[Sent]:
             poisoned.discard(record.queue)
         elif record.ticket in failed:
             poisoned.add(record.queue)
-        if record.ticket not in open_ and record.queue not in poisoned:
+        is_refused = record.queue in poisoned and record.op in PARSERS  # else it acts on arrival, as `cancel` does
+        if record.ticket not in open_ and not is_refused:
             noted.append((record, payload))
     return noted
 
@@ -118,9 +123,14 @@ def _has_failed(command: Command) -> bool:
 
 
 def _finish(place: Place) -> None:
-    """Note what the fold leaves open: all of it has ended, well or behind a stop token, because failures are told."""
+    """Note what the fold leaves open: all of it has ended, because failures are told.
+
+    A command has ended well, behind a stop token, or without effect behind a failure of its queue.
+    """
     log, place.log = place.log, deque[Command]()
     for command in log:
+        if command.queue.id in place.book.failed and type(command) not in _EXECUTED_BEHIND_FAILURES:
+            continue
         if type(command) is not Share or command.outcome is None:
             skipped = command.kind and reads_ended(place.book, command)
             command.outcome = int(Status.SKIPPED) if skipped else DONE

@@ -205,9 +205,9 @@ class _Folding:
     @staticmethod
     def _drop(items: list[Item], cancel: Item, first: int) -> None:
         for item in items[: cancel.at]:
-            command = item.command
+            command, failed = item.command, item.told.named is not None  # one that failed had survived the cancel
             if command is not None and command.queue.id == cancel.record.queue and not command.survives_cancel:
-                item.dropped |= first <= item.record.ticket
+                item.dropped |= first <= item.record.ticket and not failed
 
     # ---- taking -------------------------------------------------------------------------------------------------
 

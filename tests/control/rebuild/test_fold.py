@@ -8,10 +8,31 @@ from pathlib import Path
 import pytest
 
 from tartlet_common.abi import Op
+from tartlet_common.errors.registry import InvalidArgument
 from tartlet_control.rebuild.comparing import differences
 from tartlet_control.recovery.checking import BookChecks
 from tests.control.harness import Guest, Host
-from tests.control.rebuild.test_recovery import OPTIONS, Writer, begun, ended
+from tests.control.rebuild.test_recovery import OPTIONS, SIZE, Writer, begun, ended
+
+
+class Stumbler(Writer):
+    """Goes on behind failed commands for a while, before it resets their queue, and cancels at times."""
+
+    def act(self) -> None:
+        guest, table = self.guest, self.pick.choice(list(self.lengths))
+        match self.pick.choice(["stumble", "too far", "reset", "cancel", *["go on"] * 20]):
+            case "stumble":
+                guest.alloc(Op.DEALLOC_EMB, [9999], queue=table)
+                for _ in range(self.pick.randint(0, 3)):
+                    self.decode(table)
+            case "too far":
+                guest.forward_table(table, self.lengths[table] + SIZE, [2 * table], [2 * table + 1], queue=table)
+            case "reset":
+                guest.put(Op.RESET, queue=table)
+            case "cancel":
+                guest.put(Op.CANCEL, queue=table, a=self.pick.randint(1, 200), wait=True)
+            case _:
+                super().act()
 
 
 def check_book(host: Host, guest: Guest) -> None:
@@ -21,11 +42,13 @@ def check_book(host: Host, guest: Guest) -> None:
         assert not differences(program, guest.history(), guest.told(), host.core.models.at)
 
 
-def run(seed: int, deaths: float, *, engine_deaths: float = 0.0, checks: bool = False) -> list[dict[int, object]]:
+def run(
+    seed: int, deaths: float, *, engine_deaths: float = 0.0, checks: bool = False, kind: type[Writer] = Writer
+) -> list[dict[int, object]]:
     """Run random programs, kill control at random, and return what every program was told."""
     host = Host(OPTIONS, engines=2)
     chance = random.Random(seed + 1000)
-    writers = begun(host, seed)
+    writers = begun(host, seed, kind)
     joined = 2
     for _ in range(40):
         for writer in writers:
@@ -59,6 +82,11 @@ def test_the_fold_equals_the_book_at_any_moment(seed: int) -> None:
     run(seed, 0.0, checks=True)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_fold_equals_the_book_of_programs_that_go_on_behind_failures(seed: int) -> None:
+    run(seed, 0.0, checks=True, kind=Stumbler)
+
+
 @pytest.mark.parametrize("resets", [False, True])
 def test_the_fold_equals_the_book_while_a_failure_waits_behind_commands_on_the_engine(*, resets: bool) -> None:
     host = Host(OPTIONS)
@@ -78,6 +106,26 @@ def test_the_fold_equals_the_book_while_a_failure_waits_behind_commands_on_the_e
     check_book(host, writer.guest)
     host.run()
     check_book(host, writer.guest)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_failure_that_survived_a_cancel_poisons_its_queue_in_the_next_control_too(*, dies: bool) -> None:
+    host = Host(OPTIONS)
+    writer = Writer(host.start(), random.Random(1))
+    writer.begin(0, list(range(40, 50)))
+    host.run()
+    guest = writer.guest
+    writer.decode(0)
+    failing = guest.table(0, keep=99 * SIZE, new=1)
+    guest.put(Op.CANCEL, a=1, wait=True)
+    host.flush()
+    host.collect()
+    assert [poison.ticket for poison in guest.poisons()] == [failing]
+    if dies:
+        host.die()
+    behind = guest.sample(1, 0, wait=True)
+    host.run()
+    assert isinstance(guest.answer(behind).error, InvalidArgument)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -148,12 +148,12 @@ def outcomes(guest: Guest) -> dict[int, tuple[Event, int, int, int, bytes]]:
     return told
 
 
-def begun(host: Host, seed: int) -> list[Writer]:
+def begun(host: Host, seed: int, kind: type[Writer] = Writer) -> list[Writer]:
     """Start three programs with prompts."""
     writers = []
     for n in range(3):
         pick = random.Random(100 * seed + n)
-        writer = Writer(host.start(), pick)
+        writer = kind(host.start(), pick)
         writer.begin(0, [pick.randint(32, 126) for _ in range(pick.randint(1, 9))])
         writers.append(writer)
     return writers
