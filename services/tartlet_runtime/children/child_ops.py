@@ -170,9 +170,10 @@ class ChildOps:
     ) -> None:
         """Read a child's output to its end, at each of its runtimes. `record`: the SPAWN without an answer."""
         held_bytes = 0
+        refusal: TartletError = RuntimeLost()
         try:
             for _ in range(_ATTEMPTS):
-                stream = stream or self.births.follow(parent, child.program_id, child.reached)
+                stream = stream or self._again(parent, child, record, asked)
                 try:
                     async for message in stream.messages():
                         for event in message.events:
@@ -181,9 +182,10 @@ class ChildOps:
                                 self._answer(parent, record.ticket, child.number, 0, child.program_id.encode())
                                 record = None
                             elif event.kind == _Event.REJECTED and record is not None:
-                                assert asked is not None
-                                parent.children.refused(child, asked)
-                                self._refuse(parent, record, error_from_proto(event.error) or RuntimeLost())
+                                refusal = error_from_proto(event.error) or RuntimeLost()
+                                if isinstance(refusal, Unavailable):  # its key makes it safe to ask again
+                                    continue
+                                self._turn_away(parent, child, record, asked, refusal)
                                 return
                             elif self._took(child, event):
                                 self._tell(parent, child)
@@ -196,8 +198,7 @@ class ChildOps:
                     return
                 stream = None
                 await asyncio.sleep(_AGAIN_S)
-            child.add(_failure(child, RuntimeLost()))
-            self._tell(parent, child)
+            self._turn_away(parent, child, record, asked, refusal)
         except TartletError as e:  # no memory for what the child has sent
             parent.end(e)
         except Exception as e:  # our own bug: the program that waits for this child is told
@@ -205,6 +206,23 @@ class ChildOps:
             parent.end(InternalError(detail=repr(e)))
         finally:
             self._ledger.give(Use.INBOXES, held_bytes)
+
+    def _again(self, parent: Parent, child: Child, record: Record | None, asked: Asked | None) -> Stream:
+        """Ask for a child again, or follow one that has begun."""
+        if record is None or asked is None:
+            return self.births.follow(parent, child.program_id, child.reached)
+        return self.births.launch(parent, asked, record.ticket)
+
+    def _turn_away(
+        self, parent: Parent, child: Child, record: Record | None, asked: Asked | None, error: TartletError
+    ) -> None:
+        """Tell a parent that its child hasn't begun, or that a child that has can't be found any more."""
+        if record is None or asked is None:
+            child.add(_failure(child, error))
+            self._tell(parent, child)
+        else:
+            parent.children.refused(child, asked)
+            self._refuse(parent, record, error)
 
     @staticmethod
     def _took(child: Child, event: programs_pb2.ProgramEvent) -> bool:

@@ -70,7 +70,7 @@ class Child:
 class Children:
     """The children that one run of a program has started."""
 
-    __slots__ = ("by_number", "is_closed", "started", "tasks")
+    __slots__ = ("by_number", "detached", "is_closed", "started", "tasks")
 
     def __init__(self) -> None:
         """Begin without one."""
@@ -79,6 +79,8 @@ class Children:
         """What is under way for them beside the readers of their output."""
         self.started = 0
         """Programs that the run has started, with those that its children may start."""
+        self.detached = 0
+        """Those of them that outlive the run."""
         self.is_closed = False
 
     def admit(self, number: int, asked: Asked, limit: int) -> Child:
@@ -93,8 +95,13 @@ class Children:
         if self.started + 1 + asked.children > limit:
             kind = "programs that it and its children start"
             raise ResourceQuotaExceeded(held=self.started, kind=kind, asked=1 + asked.children, limit=limit)
-        self.started += 1 + asked.children
+        self._count(asked, 1)
         return self._enter(number)
+
+    def _count(self, asked: Asked, sign: int) -> None:
+        self.started += sign * (1 + asked.children)
+        if asked.detached:
+            self.detached += sign * (1 + asked.children)
 
     def _enter(self, number: int) -> Child:
         child = self.by_number[number] = Child(number)
@@ -104,7 +111,7 @@ class Children:
     def refused(self, child: Child, asked: Asked) -> None:
         """Forget a child that could not be started."""
         if self.by_number.pop(child.number, None) is not None:
-            self.started -= 1 + asked.children
+            self._count(asked, -1)
 
     def at(self, number: int) -> Child:
         """Return a child that has started.
@@ -140,8 +147,7 @@ class Children:
             is_foreign: whether it has answered another run, whose children aren't this one's.
         """
         if record.op == Op.SPAWN:
-            asked = Asked.of(payloads[record.offset : record.offset + record.length])
-            self.started += 1 + asked.children
+            self._count(Asked.of(payloads[record.offset : record.offset + record.length]), 1)
             entered = self._enter(record.a)
             entered.is_foreign = is_foreign
             if not is_foreign:  # whoever brings a journal chooses the ids in it

@@ -49,6 +49,7 @@ class Continuing:
         ran_s, limits = now_s - before.usage.launched_s, spec.limits
         if limits.deadline_s:
             limits = replace(limits, deadline_s=max(_LEAST_S, limits.deadline_s - ran_s))
+        limits = replace(limits, children=limits.children - before.children.detached)  # the others end with their run
         spec = replace(spec, args=asked.args, seed=next_seed(spec.seed), limits=limits)
         after = Program(spec, handle, self._world, before.make_guest, before.asked_s, before.span)
         after.clock_start_ns = max(after.clock_start_ns, before.clock_start_ns + int(ran_s * 1e9))

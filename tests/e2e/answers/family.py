@@ -3,7 +3,20 @@
 import asyncio
 import json
 
-from inferlet import Child, errors, get_instance_id, receive, send, spawn
+from inferlet import (
+    Child,
+    broadcast,
+    continue_as_new,
+    errors,
+    export_kvpage,
+    get_instance_id,
+    import_kvpage,
+    receive,
+    send,
+    spawn,
+    subscribe,
+    unexport_kvpage,
+)
 
 
 async def main(args: list[str]) -> object:
@@ -80,4 +93,46 @@ async def nests() -> str:
     return (await child.result())[-4:]
 
 
-ROLES = {f.__name__: f for f in (echo, fails, nests, refusals, sleeps, starts, talk)}
+async def ends() -> None:
+    """Ends at once."""
+
+
+async def reborn(how: str, run: str = "1") -> str:
+    """Starts a child that may start 200 more, in each of three runs; returns in which run it may not."""
+    try:
+        child = await spawn(args=["ends"], detached=how == "detached", children=200)
+    except errors.ResourceQuotaExceeded:
+        return f"refused in run {run}"
+    await child.result()
+    if run != "3":
+        continue_as_new(["reborn", how, str(int(run) + 1)])
+    return "never refused"
+
+
+async def listens(topic: str) -> None:
+    async with subscribe(topic):
+        pass
+
+
+async def bounded() -> str:
+    """Returns what came of topics, names and programs that its launch doesn't allow, and of those that it does."""
+    found = []
+    for name in ("secret", "open/a"):
+        calls = (
+            lambda name=name: broadcast(name, "hi"),
+            lambda name=name: listens(name),
+            lambda name=name: export_kvpage(None, name, tail=[72]),
+            lambda name=name: import_kvpage(name),
+            lambda name=name: unexport_kvpage(name),
+            lambda name=name: spawn(name, ["ends"]),
+        )
+        for call in calls:
+            try:
+                await call()
+                found.append("done")
+            except errors.TartletError as e:
+                found.append(type(e).__name__)
+    return json.dumps(found)
+
+
+ROLES = {f.__name__: f for f in (bounded, echo, ends, fails, nests, reborn, refusals, sleeps, starts, talk)}

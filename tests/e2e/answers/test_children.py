@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tartlet
-from tartlet import LaunchSpec
+from tartlet import Capabilities, LaunchSpec
 from tartlet_common.errors.registry import ParentEnded
 from tartlet_runtime.wasm import HostConfig, WasmHost
 from tests.e2e.answers.test_replay import replay
+from tests.e2e.compiling import compiled
 from tests.e2e.serving import Serving, client_of, message, output, serving, tartlet_cli
 from tests.run_directory import run_directory
 
@@ -76,6 +78,54 @@ async def test_children_fail_and_are_refused_with_typed_errors(server: Serving) 
     failed = ["ProgramFailed", "DeadlineExceeded", "ProgramKilled"]
     refused = ["UnknownInferlet", "ResourceQuotaExceeded", "InvalidArgument", "UnknownResource"]
     assert json.loads(found or "") == [*failed, *refused, "none", "ends"]
+
+
+@pytest.mark.parametrize(("how", "told"), [("detached", "refused in run 2"), ("with it", "never refused")])
+async def test_detached_children_of_earlier_runs_count(server: Serving, how: str, told: str) -> None:
+    async with client_of(server) as client:
+        _, found = await output(client, family("reborn", how))
+    assert found == told
+
+
+async def test_topics_names_and_programs_that_a_launch_does_not_allow_are_refused(server: Serving) -> None:
+    allowed = Capabilities(topics=["open/*"], names=["open/*"], spawn=["open/*"])
+    async with client_of(server) as client:
+        _, found = await output(client, replace(family("bounded"), capabilities=allowed))
+        assert json.loads(found or "") == ["NotAllowed"] * 6 + ["done"] * 5 + ["UnknownInferlet"]
+
+
+C_PROGRAM = r"""
+#include "tartlet.h"
+static const char asked[] = "{\"args\":[\"child\"]}";
+static int32_t tartlet_main(void) {
+  tl_record *args = tl_await(tl_ask(tl_get_arg()));
+  if (!args) return 1;
+  if (args->length > 4) { /* ["child"] */
+    tl_send("from the child", 14);
+    return 0;
+  }
+  if (!tl_await(tl_ask(tl_spawn(7, asked, sizeof asked - 1)))) return 2;
+  for (uint32_t offset = 0;;) {
+    tl_record *told = tl_await(tl_ask(tl_child_next(7, offset)));
+    if (!told) return 3;
+    offset = told->b;
+    if (told->a == TL_CHILD_EVENT_MESSAGE) tl_send(tl_payload(told), told->length);
+    if (told->a == TL_CHILD_EVENT_RESULT) return 0;
+    if (told->a == TL_CHILD_EVENT_ERROR) return 4;
+  }
+}
+"""
+
+
+async def test_a_program_in_c_starts_a_child_and_hears_it(server: Serving, tmp_path: Path) -> None:
+    pytest.importorskip("ziglang")
+    async with client_of(server) as client:
+        run = await client.run(compiled(tmp_path, C_PROGRAM))
+        said = [event.text async for event in run if isinstance(event, tartlet.Message)]
+        assert run.ended is not None
+        assert run.ended.success, run.ended.error
+        assert said == ["from the child"]
+        assert [info.parent for info in await client.list(ended=True)].count(run.program_id) == 1
 
 
 async def test_a_child_ends_with_its_parent_unless_it_is_detached(server: Serving) -> None:

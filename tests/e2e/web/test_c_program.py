@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tartlet import Capabilities, LaunchSpec, Source
+from tartlet import Capabilities, LaunchSpec
+from tests.e2e.compiling import compiled
 from tests.e2e.serving import client_of, output, serving
 from tests.runtime.web.servers import serving as serving_http
 
-SDK = Path(__file__).parents[3] / "inferlets" / "sdk" / "c"
 PROGRAM = """
 #include "tartlet.h"
 static const char head[] = "{\\"method\\":\\"POST\\",\\"url\\":\\"URL/echo\\"}";
@@ -31,19 +29,10 @@ static int32_t tartlet_main(void) {
 """
 
 
-def compiled(directory: Path, url: str) -> Source:
-    source, target = directory / "web.c", directory / "web.wasm"
-    source.write_text(PROGRAM.replace("URL", url))
-    flags = ["--target=wasm32-freestanding", "-Os", "-nostdlib", "-Wl,--no-entry"]
-    command = [sys.executable, "-m", "ziglang", "cc", *flags, "-I", str(SDK), "-o", str(target), str(source)]
-    subprocess.run(command, check=True, timeout=120)
-    return Source.from_file(target)
-
-
 async def test_a_program_in_c_reads_a_reply_piece_by_piece(run_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("ziglang")
     async with serving_http() as web:
-        program = compiled(tmp_path, web.url)
+        program = compiled(tmp_path, PROGRAM.replace("URL", web.url))
         with serving(run_dir, "--allow-http", "127.0.0.1") as server:
             async with client_of(server) as client:
                 spec = LaunchSpec(source=program, capabilities=Capabilities(http=["127.0.0.1"]))

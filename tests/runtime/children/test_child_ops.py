@@ -55,7 +55,7 @@ class FakeStream:
             self.read += 1
             yield programs_pb2.ProgramEvents(events=[event])
 
-    def close(self, error: TartletError) -> None:
+    def close(self) -> None:
         self.closed = True
 
 
@@ -209,6 +209,35 @@ async def test_a_refused_child_counts_nowhere() -> None:
         rig.births.forbids = True
         with pytest.raises(NotAllowed):
             rig.do(rig.ops.spawn, 5, b"{}", a=5)
+
+
+async def test_a_launch_that_meets_no_control_is_asked_for_again_and_other_refusals_are_not() -> None:
+    async with rigged() as rig:
+        rig.do(rig.ops.spawn, 1, b"{}")
+        away = Unavailable(what="control", detail="away")
+        for attempt in range(3):
+            await until(lambda wanted=attempt + 1: len(rig.births.streams) == wanted)  # type: ignore[misc]
+            rig.births.streams[-1].add(_Event.REJECTED, error=away)
+        await until(lambda: len(rig.births.streams) == 4)
+        rig.births.streams[-1].add(_Event.ACCEPTED)
+        await rig.told((1, 1, 0, b"child"))
+        assert rig.births.followed == []
+        rig.births.streams[-1].add(_Event.ENDED)
+
+
+async def test_a_launch_that_meets_no_control_for_long_is_refused_and_counts_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(child_ops, "_ATTEMPTS", 2)
+    async with rigged() as rig:
+        rig.do(rig.ops.spawn, 1, b'{"detached": true}')
+        for attempt in range(2):
+            await until(lambda wanted=attempt + 1: len(rig.births.streams) == wanted)  # type: ignore[misc]
+            rig.births.streams[-1].add(_Event.REJECTED, error=Unavailable(what="control", detail="away"))
+        await until(lambda: bool(rig.parent.told))
+        ((ticket, error),) = rig.parent.told
+        assert (ticket, type(error)) == (1, Unavailable)
+        assert (rig.parent.children.started, rig.parent.children.detached) == (0, 0)
 
 
 async def test_a_child_that_moves_is_followed_from_where_it_was_read() -> None:
