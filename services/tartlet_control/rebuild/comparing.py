@@ -15,7 +15,8 @@ from tartlet_control.calls.kv import Dealloc
 from tartlet_control.calls.queue import Faulty, Reset
 from tartlet_control.calls.registry import PARSERS
 from tartlet_control.calls.tables import Share, Table
-from tartlet_control.rebuild.fold import fold, reads_ended
+from tartlet_control.rebuild.finding import reads_ended
+from tartlet_control.rebuild.fold import fold
 from tartlet_control.rebuild.histories import Sent
 from tartlet_control.rebuild.logs import DONE, settle
 from tartlet_control.tables.lineage import Book, Line

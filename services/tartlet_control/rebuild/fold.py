@@ -21,18 +21,16 @@ from tartlet_common.abi import Op, Priority, Record
 from tartlet_common.engine.step import Status
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import InvalidArgument, MalformedSubmission
-from tartlet_control.calls.embed import EmbedTxt
-from tartlet_control.calls.forward import Forward
 from tartlet_control.calls.kv import Alloc, Dealloc
 from tartlet_control.calls.names import NameCall
-from tartlet_control.calls.output import GetNextDist, Sample
+from tartlet_control.calls.output import Sample
 from tartlet_control.calls.queue import Faulty, Reset, Synchronize
 from tartlet_control.calls.registry import BY_KIND, PARSERS, parse
 from tartlet_control.calls.tables import Share, Table
 from tartlet_control.rebuild import notes
+from tartlet_control.rebuild.finding import reads_ended, refusal
 from tartlet_control.rebuild.histories import Answers, Item, Sent, answers_of, source_of
 from tartlet_control.rebuild.logs import DONE
-from tartlet_control.tables.lineage import Book
 from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.outbox import CANCELLED, FAILURE, RESULT, SKIPPED
 from tartlet_control.tables.programs import Command, CommandQueue, Place, Poison, ProgramState
@@ -300,9 +298,10 @@ class _Folding:
     def _share(self, command: Table, source: CommandQueue, *, done: bool) -> None:
         """Take the rows of a `table` that isn't known to have had its turn, or log that they are to be taken."""
         share = command.share = Share(source, command)
-        if done:
-            self._note(share)
-            share.done = True
+        if done or source not in self._blocked:  # all that was submitted to the source before has ended
+            share.done, share.error = True, None if done else refusal(share)
+            if share.error is None:
+                self._note(share)
         else:
             share.outcome = DONE
             source.place.log.append(share)
@@ -386,15 +385,3 @@ class _Folding:
                     self.folded.owed.append(Owed(CANCELLED, command.ticket, queue.id))
         record = item.record
         self.folded.owed.append(Owed(RESULT, record.ticket, queue.id, first, awaited=record.flags & 1))
-
-
-def reads_ended(book: Book, command: Command) -> bool:
-    """Return whether a command reads a slot or an embed that a skipped command or a stop token has marked."""
-    if isinstance(command, EmbedTxt):
-        held = [book.slots.get(slot) for slot in command.sources] if command.from_slots else []
-        return any(content is not None and content[1] for content in held)
-    if isinstance(command, Forward):
-        return any(book.embeds.get(embed) == () for embed in command.iemb)
-    if isinstance(command, Sample):
-        return book.embeds.get(command.embed) == ()
-    return isinstance(command, GetNextDist) and any(book.embeds.get(embed) == () for embed in command.embeds)

@@ -128,6 +128,23 @@ def test_a_failure_that_survived_a_cancel_poisons_its_queue_in_the_next_control_
     assert isinstance(guest.answer(behind).error, InvalidArgument)
 
 
+def test_forks_go_on_when_control_dies_behind_a_source_of_which_all_has_ended() -> None:
+    host = Host(OPTIONS)
+    writer = Writer(host.start(), random.Random(1))
+    writer.begin(0, list(range(40, 50)))
+    host.run()
+    guest = writer.guest
+    for fork in (1, 2):
+        guest.put(Op.CREATE_QUEUE, queue=fork)
+        guest.table(fork, 0, keep=SIZE, queue=fork)
+    last = [guest.sync(), guest.sync(1), guest.sync(2)]
+    host.flush()  # nobody hears what came of it
+    host.die()
+    host.run()
+    assert all(guest.answered(ticket) for ticket in last)
+    check_book(host, guest)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_programs_are_told_the_same_and_once_whatever_controls_die(seed: int) -> None:
     assert run(seed, 0.15) == run(seed, 0.0)

@@ -87,9 +87,13 @@ class Writer:
         if not rows:
             return
         g.put(Op.CREATE_QUEUE, queue=table, a=0)
+        begins_with_rows = self.pick.random() < 0.5
+        if begins_with_rows:
+            g.table(table, source, keep=rows * SIZE, queue=table)
         g.alloc(Op.ALLOC_EMB, [2 * table, 2 * table + 1], queue=table)
         g.alloc(Op.ALLOC_SLOT, [table], queue=table)
-        g.table(table, source, keep=rows * SIZE, queue=table)
+        if not begins_with_rows:
+            g.table(table, source, keep=rows * SIZE, queue=table)
         self.rows[table] = rows
         self.lengths[table] = rows * SIZE
         self.shared = rows
