@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from tartlet._convert import limits_from_proto, limits_to_proto
-from tartlet.model import NAME, Limits, RuntimeState
+from tartlet.events import Usage
+from tartlet.model import NAME, Limits, ProgramInfo, RuntimeState
 from tartlet_cli.commands.top import cut, screen
 from tartlet_cli.console import exits
 from tartlet_cli.main import _COMMANDS, cli
@@ -236,6 +237,18 @@ def test_engines_of_one_pool_are_told_apart_on_a_narrow_terminal() -> None:
         console.print(screen(state, [], console.width))
     assert "demo-7c…b5-x2x4a" in shown.get()
     assert "demo-7c…b5-x2x4b" in shown.get()
+
+
+def test_top_has_rank_service_and_waiting_of_each_program() -> None:
+    accounts = [{"id": f"program-{n}", "service_s": 0.25, "waited_s": 1.5 + n, "rank": n} for n in range(2)]
+    state = RuntimeState("1", "", 0, 1, True, {"programs": accounts}, "", "shim", 0, 0, "", {})
+    infos = [ProgramInfo(str(a["id"]), "agent.py", "running", "", 0.0, 0.0, Usage(), None, "", 0) for a in accounts]
+    with (console := Console(width=140)).capture() as shown:
+        console.print(screen(state, infos, console.width))
+    head, *rows = shown.get().splitlines()[-3:]
+    assert head.split()[-3:] == ["SERVICE", "WAITED", "RANK"]
+    assert rows[0].split()[-4:] == ["0.25", "s", "1.5", "s"], "one that doesn't wait has no rank"
+    assert rows[1].split()[-5:] == ["0.25", "s", "2.5", "s", "1"]
 
 
 def test_models_top_and_doctor_describe_the_server(server: Serving) -> None:
