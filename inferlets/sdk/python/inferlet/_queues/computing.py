@@ -70,10 +70,10 @@ class Computing(Holdings):
             embed = embeds if isinstance(embeds, int) else single(embeds, "embeds of embed_txt")
             position = positions if isinstance(positions, int) else single(positions, "positions of embed_txt")
             try:
-                fields = packers.embed_txt(self.id, from_slots, (embed,), (tokens,), (position,))
-            except (TypeError, OverflowError):
+                payload = _THREE(embed, tokens, position)  # as the packer does, in half the time
+            except struct.error:
                 raise refusals.embedding(tokens, positions, embeds) from None
-            self._record(fields)
+            self._record((abi.OP_EMBED_TXT, self.id, 1, int(from_slots), 0, payload))
             return
         sources = (tokens,) if isinstance(tokens, int) else tokens
         where = (positions,) if isinstance(positions, int) else positions
