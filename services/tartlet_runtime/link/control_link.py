@@ -90,7 +90,10 @@ class ControlLink(ControlCalls):
         self._driver.schedule()
 
     def ended(self, program: Program, *, failed: bool) -> bool:
-        """Tell control that a program has ended. Returns whether the program must wait for control's answer."""
+        """Tell control that a program has ended. Returns whether the program must wait for control's answer.
+
+        Commands that were held back for a journal which is lost never leave, and so have no answer.
+        """
         if not self.connected and not self._peer.resumes:
             if awaits_settlement(program):
                 return True  # the next control is told of the end
@@ -101,7 +104,7 @@ class ControlLink(ControlCalls):
         )
         self._ends.append(end)
         self._driver.schedule()
-        return program.has_engine_state or bool(program.unsent_commands)
+        return program.has_engine_state or program.handle in self._unsent
 
     def remember(self, program: Program) -> None:
         """Tell control all that a program has sent and was told, before what it sends from now on."""

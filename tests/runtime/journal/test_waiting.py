@@ -91,3 +91,15 @@ async def test_a_store_that_is_gone_ends_programs_or_lets_them_go_on_unprotected
         assert (await goes_on.next()).data == b"unprotected"
         await until(lambda: bool([frame for frame in rig.control.frames if frame.ends]))
         proxy.open.set()
+
+
+async def test_a_program_ends_whose_first_commands_were_held_back_for_a_store_that_is_gone(run_dir: Path) -> None:
+    async with slow(run_dir, journal_grace_s=0.5) as (rig, proxy):
+        stream, guest = await native(rig)
+        proxy.open.clear()
+        await guest.call(Op.GET_ARG)  # a delivery that isn't stored
+        guest.submit((Op.USAGE, {"flags": 1, "ticket": 2}))
+        async with asyncio.timeout(10):  # control, which has no command of the program, has nothing to say
+            ended = await stream.next()
+        assert isinstance(error_from_proto(ended.error), JournalUnavailable)
+        proxy.open.set()
