@@ -32,8 +32,6 @@ from tartlet.local import LocalStack
 from tartlet_common.errors.registry import TartletError
 
 FAULTS = ("worker", "redis", "runtime", "control")
-DEFAULT_FAULTS = ("worker", "redis", "runtime")
-"""Faults that programs outlive; the others end programs that use an engine."""
 PROGRAMS = 200
 VARIANTS = 16
 PAUSE_S = (1.0, 6.0)
@@ -61,7 +59,7 @@ class Seen:
 
 
 class Tool:
-    """Answers the calls of all programs, and counts those that it hears of twice."""
+    """Answers the calls of programs, and counts those that it hears of twice."""
 
     def __init__(self, client: tartlet.AsyncClient, seen: Seen) -> None:
         self._client = client
@@ -111,11 +109,10 @@ async def slot(
     client: tartlet.AsyncClient, source: tartlet.Source, expected: list[str], end_s: float, seen: Seen
 ) -> None:
     """Run one program after another until the time is over."""
-    tool = Tool(client, seen)
     while time.monotonic() < end_s:
         variant = random.randrange(VARIANTS)
         try:
-            result = await follow(client, spec_of(source, variant), tool, seen)
+            result = await follow(client, spec_of(source, variant), Tool(client, seen), seen)
         except TartletError as e:
             seen.failed[e.name] += 1
             report.progress(f"chaos: a program ended in {e.name}: {str(e)[-300:]}")
@@ -208,8 +205,8 @@ def faults_of(text: str) -> list[str]:
 def main() -> int:
     """Run the command line."""
     parser = report.parser("chaos", __doc__, repeat=1)
-    told = f"processes to kill, of {', '.join(FAULTS)} (default {','.join(DEFAULT_FAULTS)})"
-    parser.add_argument("--kill", type=faults_of, default=list(DEFAULT_FAULTS), metavar="LIST", help=told)
+    told = f"processes to kill, of {', '.join(FAULTS)} (default: all)"
+    parser.add_argument("--kill", type=faults_of, default=list(FAULTS), metavar="LIST", help=told)
     parser.add_argument("--seconds", type=float, default=120.0, metavar="S", help="how long (default %(default)s)")
     parser.add_argument(
         "--programs", type=report.positive, default=PROGRAMS, metavar="N", help="at a time (default %(default)s)"

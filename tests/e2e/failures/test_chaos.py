@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.serving import tartlet_cli
 from tests.lacking import lacking
 
-SURVIVED = ("worker", "redis", "runtime")
+SURVIVED = ("worker", "redis", "runtime", "control")
 
 
 def chaos(run_dir: Path, numbers: Path, *flags: str, timeout_s: float) -> dict[str, Any]:
