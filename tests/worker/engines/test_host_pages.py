@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from tartlet_common.engine.step import EMPTY_I32, Step, Swaps
 from tartlet_common.errors.registry import OutOfDeviceMemory
+from tartlet_worker.copy_stream import CudaCopies
 from tartlet_worker.host_pages import HostPages, _runs
 from tartlet_worker.sampling.torch_sampler import TorchSampler
 from tartlet_worker.torch_engine.engine import TorchEngine
@@ -223,3 +225,51 @@ def test_any_order_of_steps_computes_what_it_would_without_the_stream(seed: int)
     late.reset(keep=range(PAGES))
     assert torch.equal(plain.pools.kv[:, :, :PAGES], late.pools.kv[:, :, :PAGES])
     assert np.array_equal(plain.pools.position, late.pools.position)
+
+
+def test_work_beside_the_computing_waits_and_is_waited_for_on_the_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record what `CudaCopies` asks of CUDA; a call that isn't recorded here, as one to synchronize, would fail."""
+    log: list[str] = []
+
+    class Stream:
+        def __init__(self, name: object) -> None:
+            self.name = "computing" if name == "computing" else "copies"
+
+        def wait_stream(self, other: Stream) -> None:
+            log.append(f"{self.name} waits for {other.name}")
+
+        def wait_event(self, event: Event) -> None:
+            log.append(f"{self.name} waits for event {event.at}")
+
+    class Event:
+        at = 0
+
+        def record(self) -> None:
+            self.at = len(log)
+            log.append(f"event {self.at} on {current[-1].name}")
+
+        def query(self) -> bool:
+            return False
+
+    current = [Stream("computing")]
+
+    @contextmanager
+    def stream(entered: Stream) -> Iterator[None]:
+        current.append(entered)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: current[-1])
+    copies = CudaCopies(torch.device("cuda:0"))
+    copies.launch(lambda: log.append(f"received on {current[-1].name}"), after_computing=False)
+    there = copies.launch(lambda: log.append(f"written on {current[-1].name}"), after_computing=True)
+    assert log == [
+        "received on copies", "event 1 on copies",
+        "copies waits for computing", "written on copies", "event 4 on copies",
+    ]  # fmt: skip
+    assert not there.done()
+    there.hold_computing()
+    assert log[-1] == "computing waits for event 4"
