@@ -40,15 +40,20 @@ async def running_stack(
     flags: Flags | None = None,
     env: Mapping[str, str] | None = None,
     directory: Path | None = None,
+    http: str = "",
 ) -> AsyncIterator[LocalStack]:
-    """Start the same, in `directory` if one is given; yields the stack, which knows its processes."""
+    """Start the same, in `directory` if one is given; yields the stack, which knows its processes.
+
+    With `http`, `host:port`, a gateway serves there.
+    """
     place = directory or Path(tempfile.mkdtemp(prefix="tt-"))
     config = StackConfig(
         engine=engine,
         model=model,
         directory=place,
-        flags={role: [*QUIET, *(flags or {}).get(role, [])] for role in ROLES},
+        flags={role: [*QUIET, *(flags or {}).get(role, [])] for role in (*ROLES, "gateway")},
         env=env or {},
+        http=http,
     )
     try:
         async with LocalStack(config) as stack:
@@ -85,7 +90,7 @@ async def connected(
         return
     with tempfile.TemporaryDirectory(prefix="tt-") as directory:
         identities = _identities(Path(directory))
-        control, runtime = (f"localhost:{port}" for port in _free_ports(2))
+        control, runtime = (f"localhost:{port}" for port in free_ports(2))
         places = {
             "control": ["--address", control],
             "runtime": ["--address", runtime, "--control", control],
@@ -125,7 +130,8 @@ def _tls_flags(tls: Tls) -> list[str]:
     ]  # fmt: skip
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine at which nobody listens now."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [int(s.getsockname()[1]) for s in sockets]
     for s in sockets:

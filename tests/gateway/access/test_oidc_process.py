@@ -27,8 +27,7 @@ async def chat(http: httpx.AsyncClient, token: str) -> tuple[int, Any]:
 
 async def test_a_jwt_chats_and_no_other_token_does(gateway: Gateway, tmp_path: Path) -> None:
     async with issuing() as issuer:
-        settings = {"OIDC_ISSUER": issuer.url, "OIDC_AUDIENCE": AUDIENCE}
-        with own_gateway(gateway, tmp_path, **settings) as own:
+        with own_gateway(gateway, tmp_path, OIDC_ISSUER=issuer.url, OIDC_AUDIENCE=AUDIENCE) as own:
             async with httpx.AsyncClient(base_url=own.url, timeout=60) as http:
                 assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 401
                 assert issuer.asked == 0

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 import tartlet
+from bench.front.page import GOAL_MS, traced
 from tests.e2e.serving import Serving, out, program, serving
 from tests.gateway.conftest import Gateway, free_port
 from tests.gateway.processes import own_gateway
@@ -199,6 +201,14 @@ async def test_a_thousand_programs_put_few_rows_into_the_document(served: Gatewa
         )
         assert 10 <= rows <= 50
         assert await shown.get_by_role("grid").get_attribute("aria-rowcount") == "1001"
+
+
+async def test_a_thousand_programs_that_change_take_few_milliseconds_of_script_a_frame(served: Gateway) -> None:
+    async with page(served.url) as shown:
+        await expect(shown.get_by_role("status")).to_have_text("Live")
+        spent = await traced(shown, 4.0)
+    assert len(spent) >= 16, "each message is a frame's"
+    assert np.quantile(spent, 0.9) < GOAL_MS, spent  # CPU time, so that other work on the machine counts little
 
 
 async def test_steps_are_joined_by_their_numbers(served: Gateway) -> None:

@@ -9,6 +9,7 @@ let frame = 0;
 export const state = {
   engines: new Map(),
   programs: new Map(),
+  members: 0, // grows when programs come or go
   totals: {},
   connection: "connecting", // connecting, live, control-away, gateway-away, key
   steps: new Map(), // the latest steps of each engine
@@ -39,6 +40,7 @@ export function apply(message) {
   if (message.whole) {
     state.engines.clear();
     state.programs.clear();
+    state.members += 1;
   }
   for (const engine of message.engines) {
     state.engines.set(engine.id, engine);
@@ -47,14 +49,16 @@ export function apply(message) {
   }
   const now = performance.now();
   for (const program of message.programs) {
-    const started = state.programs.get(program.id)?.started ?? now - program.age_s * 1000;
-    state.programs.set(program.id, { ...program, started });
+    const known = state.programs.get(program.id);
+    program.started = known?.started ?? now - program.age_s * 1000;
+    if (!known) state.members += 1;
+    state.programs.set(program.id, program);
   }
   for (const id of message.engines_gone) {
     state.engines.delete(id);
     state.steps.delete(id);
   }
-  for (const id of message.programs_gone) state.programs.delete(id);
+  for (const id of message.programs_gone) state.members += state.programs.delete(id) ? 1 : 0;
   state.totals = message.totals;
   state.connection = message.connected ? "live" : "control-away";
 }

@@ -34,14 +34,17 @@ export function Programs({ live }) {
   };
   const [focus, setFocus] = useState(0);
   const body = useRef(null);
-  const rows = [...live.programs.values()].sort((a, b) => b.started - a.started);
+  const rows = useMemo(
+    () => [...live.programs.values()].sort((a, b) => b.started - a.started).map((program) => program.id),
+    [live.members], // not for each change: a thousand programs change four times a second
+  );
   const first = Math.max(0, Math.min(Math.floor(top / ROW) - 4, rows.length - SHOWN));
-  const visible = rows.slice(first, first + SHOWN);
+  const visible = rows.slice(first, first + SHOWN).map((id) => live.programs.get(id));
   const at = Math.min(focus, Math.max(0, rows.length - 1));
 
   const move = (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -rows.length, End: rows.length }[event.key];
-    if (event.key === "Enter" && rows[at]) setChosen(rows[at].id);
+    if (event.key === "Enter" && rows[at]) setChosen(rows[at]);
     if (step === undefined) return;
     event.preventDefault();
     const next = Math.max(0, Math.min(rows.length - 1, at + step));
