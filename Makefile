@@ -67,7 +67,7 @@ e2e-all: setup clients  ## All tests on a cluster, those beyond the gate too, an
 	@$(BIN)/python -m e2e.cluster test --all $(ARGS)
 
 .PHONY: clients
-clients: setup  ## LangChain, LlamaIndex, LiteLLM, the Agents SDK, Codex and Claude Code against a gateway (ARGS="-k codex")
+clients: setup  ## Other projects' clients, coding agents and an OpenTelemetry Collector with a gateway (ARGS="-k codex")
 	@$(BIN)/python -m pytest -m beyond_gate tests/clients $(ARGS)
 
 .PHONY: bench-operator

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.lacking import lacking
+
 PACKAGES = Path(__file__).parent / "packages"
 KEPT = Path(sys.prefix) / "clients"
 NOWHERE = "http://127.0.0.1:9"
@@ -52,6 +54,21 @@ def node_of(name: str) -> Path:
     return _kept(name, b"".join(file.read_bytes() for file in files), make)
 
 
+def go_of(name: str) -> Path:
+    """Returns the program that the Go module `packages/NAME` builds: minutes of two cores without Go's cache."""
+    if shutil.which("go") is None:
+        lacking("no go")
+    files = [PACKAGES / name / each for each in ("go.mod", "go.sum", "main.go")]
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        for file in files:
+            shutil.copy(file, folder)
+        _run("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", name, ".", cwd=folder)
+
+    return _kept(name, b"".join(file.read_bytes() for file in files), make) / name
+
+
 def surroundings(home: Path, url: str, **more: str) -> dict[str, str]:
     """Returns the environment variables of a client's process, which reaches this machine alone."""
     nothing = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), NOWHERE)
@@ -89,4 +106,4 @@ def _kept(name: str, lock: bytes, make: Callable[[Path], None]) -> Path:
 
 
 def _run(*command: object, cwd: Path | None = None) -> None:
-    subprocess.run(list(map(str, command)), check=True, cwd=cwd, timeout=600)
+    subprocess.run(list(map(str, command)), check=True, cwd=cwd, timeout=1800)
