@@ -27,6 +27,7 @@ from tartlet_control.serving.core_loop import CoreLoop
 from tartlet_control.serving.engine_service import EngineService
 from tartlet_control.serving.tokenizers import Tokenizers
 from tartlet_control.values.kept_store import KeptStore
+from tartlet_control.values.kept_topics import KeptTopics
 from tartlet_control.values.store_service import StoreService
 from tartlet_protos import control_pb2_grpc, engine_pb2_grpc
 
@@ -101,7 +102,7 @@ async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, l
 
             observe(follower)
         await follower.load()
-    store = await _open_store(core)
+    kept = await _open_store(core)
     loop = CoreLoop(core)
     loop.leads = lambda: clock.now() < lease.until
     tokenizers = Tokenizers(lambda: {engine.spec.tokenizer_digest for engine in core.engines.values()})
@@ -120,8 +121,8 @@ async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, l
             tasks.create_task(lease.keep())
             if follower is not None:
                 tasks.create_task(follower.run())
-            if store is not None:
-                tasks.create_task(store.run(loop.changed))
+            for each in kept:
+                tasks.create_task(each.run(loop.changed))
             await server.wait_for_termination()
     except* LeaseLost as group:
         log.error("%s", group.exceptions[0])  # noqa: TRY400 - it names what is wrong
@@ -132,8 +133,8 @@ async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, l
         await server.stop(_STOP_GRACE_S)
         if follower is not None:
             await follower.close()
-        if store is not None:
-            await store.close()
+        for each in kept:
+            await each.close()
 
 
 def _add_services(
@@ -145,15 +146,16 @@ def _add_services(
     engine_pb2_grpc.add_EngineServicer_to_server(EngineService(loop, tokenizers, sockets), server)
 
 
-async def _open_store(core: Core) -> KeptStore | None:
-    """Let a Redis keep the programs' store, if the settings name one."""
+async def _open_store(core: Core) -> tuple[KeptStore | KeptTopics, ...]:
+    """Let a Redis keep the programs' store and their messages on topics, if the settings name one."""
     if not core.settings.store_url:
-        return None
-    from tartlet_control.values.redis_values import store_of  # here: a control without Redis starts sooner
+        return ()
+    from tartlet_control.values.redis_values import store_of, topics_of  # here: a control without Redis starts sooner
 
     core.lifecycle.store = store = store_of(core.settings, core.epoch)
-    await store.load()
-    return store
+    core.lifecycle.topics = topics = topics_of(core.settings, core.epoch)
+    await asyncio.gather(store.load(), topics.load())
+    return store, topics
 
 
 def calm_collector() -> None:

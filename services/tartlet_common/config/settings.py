@@ -152,7 +152,9 @@ class ControlSettings(AllowedSettings, _Settings):
         pattern=r"^[A-Za-z0-9._/-]{1,128}$",
         description="names the directory, the store and the lease, so that several releases may share a Redis",
     )
-    store_url: str = Field("", description="Redis that keeps the programs' store; empty: it ends with control")
+    store_url: str = Field(
+        "", description="Redis that keeps the programs' store and messages on topics; empty: they end with control"
+    )
     store_password_file: Path | None = Field(None, description="file with the password of the store's Redis")
     store_ca_file: Path | None = Field(None, description="PEM certificate of the CA of the store's Redis")
     check_books: Path | None = Field(

@@ -49,13 +49,13 @@ class CommandIntake:
         self._models = models
         self._lifecycle = lifecycle
         self._runner = runner
-        self._shared = SharedOps(lifecycle)
+        self.shared = SharedOps(lifecycle)
 
     def submit(self, program: ProgramState, record: Record, payload: memoryview, now: float) -> None:
         """Take one record of a live program; `payload` is the record's own bytes."""
         program.commands += 1
         if record.op in SHARED_OPS:
-            self._shared.run(program, record, payload)
+            self.shared.run(program, record, payload)
             return
         queue = program.queues.get(record.queue)
         if record.op not in PARSERS:

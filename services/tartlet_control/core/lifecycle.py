@@ -119,7 +119,7 @@ class Lifecycle:
         self.models = models
         self.batchers: dict[EngineState, Batcher] = {}  # of the engines that are there
         self.programs: dict[str, ProgramState] = {}
-        self.topics = Topics()
+        self.topics: Topics = Topics()
         self.store: Store = MemoryStore()
         """The tenants' keys and values."""
         self.names: Names

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from tartlet_common.abi import Op, Record
@@ -12,6 +14,7 @@ from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.tables.outbox import CANCELLED, RESULT
 from tartlet_control.tables.programs import ProgramState
 from tartlet_control.tables.shared.store import Request, checked
+from tartlet_control.tables.shared.topics import Answer, Safe, Subscribed
 
 SHARED_OPS: Final = frozenset(
     {
@@ -39,7 +42,6 @@ class SharedOps:
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
-        self._topics = lifecycle.topics
 
     def run(self, program: ProgramState, record: Record, payload: memoryview) -> None:
         """Execute one record of `SHARED_OPS`; `payload` is the record's own bytes."""
@@ -47,7 +49,8 @@ class SharedOps:
             if record.op < Op.BROADCAST:
                 self._ask_store(program, record, bytes(payload))
             else:
-                self._on_topic(program, record, bytes(payload))
+                work = partial(self._try_on_topic, program, record, bytes(payload))
+                self._lifecycle.topics.when_ready(work)
         except TartletError as e:
             self._fail(program, record, e)
 
@@ -68,21 +71,50 @@ class SharedOps:
 
         self._lifecycle.store.ask(program.tenant, checked(request), answer)
 
+    def resume(self, program: ProgramState, subscriptions: Mapping[int, Subscribed]) -> None:
+        """Let a program that comes from another control go on with its subscriptions, and with no others."""
+
+        def work() -> None:
+            topics = self._lifecycle.topics
+            if not program.live:
+                return
+            safe = _safe(program)
+            for number in topics.of_program(program.id).keys() - subscriptions.keys():
+                topics.unsubscribe(program.id, number)
+            for number, each in subscriptions.items():
+                topic = _text("topic", each.topic)
+                check_shared(program.grants, "topics", topic)
+                topics.resume(program.tenant, program.id, number, topic, _hand(program), each.taken, safe)
+
+        def try_to() -> None:
+            try:
+                work()
+            except TartletError as e:
+                self._lifecycle.kill(program, e)
+
+        self._lifecycle.topics.when_ready(try_to)
+
+    def _try_on_topic(self, program: ProgramState, record: Record, payload: bytes) -> None:
+        if not program.live:
+            return
+        try:
+            self._on_topic(program, record, payload)
+        except TartletError as e:
+            self._fail(program, record, e)
+
     def _on_topic(self, program: ProgramState, record: Record, payload: bytes) -> None:
-        topics = self._topics
+        topics = self._lifecycle.topics
         match record.op:
             case Op.BROADCAST:
                 topic, message = _split("topic", record.a, payload)
                 check_shared(program.grants, "topics", topic)
-                _answer(program, record, topics.broadcast(program.tenant, topic, message))
+                sender = (program.id, record.ticket if record.flags & 1 else 0)
+                tell = partial(_answer, program, record)
+                topics.publish(program.tenant, topic, message, sender, tell)
             case Op.SUBSCRIBE:
-
-                def hand(ticket: int, lost: int, message: bytes) -> None:
-                    program.session.outbox.deliver(program.handle, RESULT, 1, ticket, 0, lost, payload=message)
-
                 topic = _text("topic", payload)
                 check_shared(program.grants, "topics", topic)
-                topics.subscribe(program.tenant, program.id, record.a, topic, hand)
+                topics.subscribe(program.tenant, program.id, record.a, topic, _hand(program))
                 _answer(program, record)
             case Op.UNSUBSCRIBE:
                 ticket = topics.unsubscribe(program.id, record.a)
@@ -101,8 +133,25 @@ class SharedOps:
             self._lifecycle.kill(program, error)
 
 
+def _hand(program: ProgramState) -> Answer:
+    def hand(ticket: int, lost: int, message: bytes) -> Safe | None:
+        program.session.outbox.deliver(program.handle, RESULT, 1, ticket, 0, lost, payload=message)
+        return _safe(program)
+
+    return hand
+
+
+def _safe(program: ProgramState) -> Safe | None:
+    """Return what says whether the program's journal has all that the program was told until now."""
+    answers = program.answers
+    if answers is None:
+        return None
+    last = answers.last
+    return lambda: answers.stored >= last
+
+
 def _answer(program: ProgramState, record: Record, a: int = 0, payload: bytes = b"") -> None:
-    if record.flags & 1:
+    if record.flags & 1 and program.live:
         program.session.outbox.deliver(program.handle, RESULT, 1, record.ticket, record.queue, a, payload=payload)
 
 

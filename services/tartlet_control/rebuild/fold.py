@@ -34,6 +34,7 @@ from tartlet_control.rebuild.logs import DONE
 from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.outbox import CANCELLED, FAILURE, RESULT, SKIPPED
 from tartlet_control.tables.programs import Command, CommandQueue, Place, Poison, ProgramState
+from tartlet_control.tables.shared.topics import Subscribed
 
 _SKIPPED: Final = int(Status.SKIPPED)
 
@@ -56,8 +57,8 @@ class Folded:
     owed: list[Owed] = field(default_factory=list)
     again: list[Sent] = field(default_factory=list)
     """Records that act on arrival and weren't answered: they are submitted anew, in order."""
-    subscriptions: dict[int, bytes] = field(default_factory=dict)
-    """The topics to which the program has subscribed, by the program's own numbers."""
+    subscriptions: dict[int, Subscribed] = field(default_factory=dict)
+    """The program's subscriptions, by its own numbers."""
     grammars: set[int] = field(default_factory=set)
     """The grammars that the program holds."""
 
@@ -357,11 +358,13 @@ class _Folding:
             case Op.CANCEL if told.value is None and queue is not None:
                 self._cancel(item, queue)
             case Op.SUBSCRIBE if not fails:
-                folded.subscriptions[record.a] = bytes(item.payload)
+                folded.subscriptions[record.a] = Subscribed(bytes(item.payload))
                 self._owe(item, RESULT)
             case Op.UNSUBSCRIBE if not fails:
                 folded.subscriptions.pop(record.a, None)
                 self._owe(item, RESULT)
+            case Op.NEXT_MESSAGE if told.value is not None and record.a in folded.subscriptions:
+                folded.subscriptions[record.a].taken += 1 + told.value.a
             case Op.GRAMMAR if not fails:
                 folded.grammars.add(record.a)
             case Op.DEALLOC_GRAMMAR if not fails:

@@ -10,7 +10,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from tartlet_common.abi import Op, Record
+from tartlet_common.abi import Record
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import ControlLost, MalformedSubmission
@@ -141,8 +141,7 @@ class Restorer:
             self._suspend(place, now)
         self._answer(program, folded)
         taken = program.commands
-        for number, topic in folded.subscriptions.items():
-            self._submit(program, Record(Op.SUBSCRIBE, 0, 0, 0, number, 0, 0, 0, len(topic)), memoryview(topic), now)
+        self._intake.shared.resume(program, folded.subscriptions)
         for record, payload in folded.again:
             self._submit(program, record, payload, now)
         program.commands = taken

@@ -43,6 +43,11 @@ class Answers:
         """The records that aren't stored, in order."""
         return tuple(self._kept)
 
+    @property
+    def last(self) -> int:
+        """The number of the last record."""
+        return self.stored + len(self._kept)
+
     def add(self, answer: Answer) -> None:
         """Keep the next record."""
         self._kept.append(answer)

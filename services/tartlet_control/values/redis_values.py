@@ -20,7 +20,9 @@ from redis.exceptions import RedisError
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.errors.registry import InvalidConfig
 from tartlet_control.lease.redis_client import SCHEMES, check_no_password, make_client
+from tartlet_control.tables.shared.topics import MAX_OF_TENANT
 from tartlet_control.values.kept_store import KeptStore
+from tartlet_control.values.kept_topics import KeptTopics
 from tartlet_control.values.values import Change, Found, ValuesAway
 
 log = logging.getLogger("tartlet.control")
@@ -30,9 +32,9 @@ ANSWER_S: Final = 1.0
 _ERRORS: Final = (RedisError, OSError, TimeoutError)
 _PAGE: Final = 64
 _TOLD: Final = msgspec.json.Decoder(
-    list[tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], Annotated[int, msgspec.Meta(ge=0, le=1)]]]
+    list[tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], Annotated[int, msgspec.Meta(ge=0)]]]
 )
-"""Tickets, and whether the key was there."""
+"""Tickets, and the answers: of the store whether the key was there."""
 _WRITE: Final = """
 -- KEYS: of the epoch, then a hash for each field. ARGV: control's epoch, then field, 1 to set or 0 to delete, value.
 local function clear(key, wanted)
@@ -56,28 +58,50 @@ return 1
 """
 
 
+def topics_of(settings: ControlSettings, epoch: int) -> KeptTopics:
+    """Return the topics in the Redis that the settings name. `epoch` is this control's.
+
+    Raises:
+        InvalidConfig: as `store_of`.
+    """
+    values = RedisValues(_client(settings), settings.directory_release, epoch, what="topics", most=MAX_OF_TENANT)
+    return KeptTopics(values)
+
+
 def store_of(settings: ControlSettings, epoch: int) -> KeptStore:
     """Return the store in the Redis that the settings name. `epoch` is this control's.
 
     Raises:
         InvalidConfig: its URL has an unknown scheme, or holds a password.
     """
+    return KeptStore(RedisValues(_client(settings), settings.directory_release, epoch))
+
+
+def _client(settings: ControlSettings) -> redis.Redis:
     scheme = urlsplit(settings.store_url).scheme
     if scheme not in SCHEMES:
         detail = f"store_url begins with {scheme}://; {', '.join(SCHEMES)} are known"
         raise InvalidConfig(role="control", detail=detail, remedy="Use redis://HOST:PORT or rediss://HOST:PORT.")
     check_no_password(settings.store_url, "store")
-    client = make_client(settings.store_url, settings.store_password_file, settings.store_ca_file, ANSWER_S, bare=True)
-    return KeptStore(RedisValues(client, settings.directory_release, epoch))
+    return make_client(settings.store_url, settings.store_password_file, settings.store_ca_file, ANSWER_S, bare=True)
 
 
 class RedisValues:
     """The values of one release."""
 
-    def __init__(self, client: redis.Redis, release: str, epoch: int) -> None:
-        """Begin unconnected."""
+    def __init__(self, client: redis.Redis, release: str, epoch: int, *, what: str = "store", most: int = 1) -> None:
+        """Begin unconnected.
+
+        Args:
+            client: the connection.
+            release: of this Tartlet, which shares no values with others.
+            epoch: this control's.
+            what: names the kind of values.
+            most: the largest answer to a write that makes sense.
+        """
         self._client = client
-        self._prefix = f"tartlet:store:{{{release}}}:"
+        self._most = most
+        self._prefix = f"tartlet:{what}:{{{release}}}:"
         self._epoch = epoch
         self._script = client.register_script(_WRITE)
 
@@ -98,7 +122,7 @@ class RedisValues:
                     yield Found(key.decode(errors="replace")[len(begins) :], field.decode(errors="replace"), value)
             if await self._client.type(f"{self._prefix}told") == b"hash":
                 async for field, value in self._client.hscan_iter(f"{self._prefix}told", count=_PAGE):
-                    yield Found("", field.decode(errors="replace"), told=_told_of(value))
+                    yield Found("", field.decode(errors="replace"), told=_told_of(value, self._most))
         except _ERRORS as e:
             raise ValuesAway(f"{type(e).__name__}: {e}") from e
 
@@ -129,9 +153,10 @@ class RedisValues:
         await self._client.aclose()
 
 
-def _told_of(value: bytes) -> dict[int, int]:
+def _told_of(value: bytes, most: int) -> dict[int, int]:
     """Return the answers to a program's writes; none if they make no sense, as if control had never kept them."""
     try:
-        return dict(_TOLD.decode(value))
+        told = dict(_TOLD.decode(value))
+        return told if max(told.values(), default=0) <= most else {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
