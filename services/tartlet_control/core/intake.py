@@ -210,11 +210,7 @@ class CommandIntake:
     def _set_cache(self, program: ProgramState, queue: CommandQueue | None, record: Record, _: memoryview) -> None:
         """Set whether a queue takes over cached rows; with `b`, all queues of the program and later ones too."""
         queue = queue or self._default_queue(program, record.queue)
-        queues = [q for q in program.queues.values() if q.id >= 0] if record.b else [queue]
-        for each in queues:
-            each.caches = bool(record.a)
-        if record.b:
-            program.caches = bool(record.a)
+        program.set_caches(queue, on=bool(record.a), everywhere=bool(record.b))
         self._answer(program, record)
 
     def _expect(self, program: ProgramState, _: CommandQueue | None, record: Record, _payload: memoryview) -> None:

@@ -174,7 +174,7 @@ class Lifecycle:
         program.tenant, program.name, program.idempotency_key = request.tenant, request.name, request.idempotency_key
         program.page_limit = _capped(request.page_limit, self._page_limit)
         program.command_limit = _capped(request.command_limit, self._command_limit)
-        program.created = self.started
+        program.created, program.caches = self.started, self.caches
         program.started_s = now
         key = (request.tenant, request.name, request.digest)
         program.belongs_to = request.belonging.session

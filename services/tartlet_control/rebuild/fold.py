@@ -126,10 +126,12 @@ class _Folding:
             except TartletError:  # it failed, or will
                 return item
             item.source = program.queues[record.queue]  # so that `take` knows that it was made
-        elif record.op in PARSERS or record.op in {Op.CANCEL, Op.SET_QUEUE_PRIORITY}:
+        elif record.op in PARSERS or record.op in {Op.CANCEL, Op.SET_QUEUE_PRIORITY, Op.SET_PREFIX_CACHE}:
             queue = queue or self._default_queue(record.queue)
             if queue is not None and record.op in PARSERS:
                 self._read_command(item, queue)
+            elif queue is not None and record.op == Op.SET_PREFIX_CACHE:  # here: queues that come later know it
+                program.set_caches(queue, on=bool(record.a), everywhere=bool(record.b))
         return item
 
     def _default_queue(self, queue_id: int) -> CommandQueue | None:
@@ -142,6 +144,7 @@ class _Folding:
         if place is None:
             place = program.places[model.index] = Place(program, model)
         queue = program.queues[queue_id] = CommandQueue(program, queue_id, place)
+        queue.caches = program.caches
         return queue
 
     def _read_command(self, item: Item, queue: CommandQueue) -> None:

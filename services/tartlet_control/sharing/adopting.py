@@ -1,12 +1,14 @@
 """Lets rows outlive control: the worker is told their digests, and the next control gives programs their rows again.
 
 A row is named by the digest of all tokens up to its end, of the tenant and of the options (`lineage.chain`). So a
-program gets exactly the row that its history asks for, or none, and nothing else need be compared.
+program gets exactly the row that its history asks for, or none, and nothing else need be compared. A table that keeps
+out of the prefix cache gets rows of its own program alone: their digests name the program as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from hashlib import blake2b
 from typing import Final
 
 from tartlet_control.rebuild.logs import settle
@@ -47,7 +49,7 @@ def _label(engine: EngineState, place: Place) -> None:
             continue
         rows = min(unchanged(place.log, number, min(line.plain, table.plain), size), len(table.rows))
         if rows > table.labelled:
-            digests = line.chain(root(place, line.adapter), rows)
+            digests = _named(place, line, rows)
             engine.labels.label(table.rows[table.labelled : rows], digests[table.labelled :])
             table.labelled = rows
 
@@ -64,7 +66,17 @@ def likeness(place: Place, engine: EngineState) -> int:
 
 
 def _digests(place: Place, line: Line) -> list[bytes]:
-    return line.chain(root(place, line.adapter), line.plain // place.model.spec.page_size)
+    return _named(place, line, line.plain // place.model.spec.page_size)
+
+
+def _named(place: Place, line: Line, rows: int) -> list[bytes]:
+    """Return the digests by which a worker knows a table's first rows."""
+    digests, program = line.chain(root(place, line.adapter), rows), place.program
+    queue = program.queues.get(line.queue_id)
+    if queue is None or queue.caches:
+        return digests
+    own = blake2b(program.id.encode(), person=b"tartlet-own-rows").digest()
+    return [blake2b(digest, digest_size=len(digest), key=own).digest() for digest in digests]
 
 
 def adopt(place: Place, engine: EngineState) -> dict[int, tuple[bytes, int]]:

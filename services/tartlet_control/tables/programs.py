@@ -318,6 +318,13 @@ class ProgramState:
         """Whether its guest is known to have begun: then its journal is stored, if it has one."""
         return self.answers is None or self.answers.has_journal or self.commands > 0
 
+    def set_caches(self, queue: CommandQueue, *, on: bool, everywhere: bool) -> None:
+        """Set whether a queue takes over cached rows; `everywhere`: all queues of the program, and later ones too."""
+        if everywhere:
+            self.caches = on
+        for each in [q for q in self.queues.values() if q.id >= 0] if everywhere else [queue]:
+            each.caches = on
+
     @property
     def poisoned(self) -> Poison | None:
         """The cause of a queue that is poisoned now; None if no queue is."""

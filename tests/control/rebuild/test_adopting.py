@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tartlet_common.abi import Op
+from tartlet_common.abi import Op, u32
 from tartlet_control.tables.ledger import PAGES
 from tests.control.harness import Host
 from tests.control.rebuild.test_recovery import OPTIONS, SIZE, Writer, begun, ended, outcomes
@@ -125,3 +125,42 @@ def test_rows_of_another_tenant_or_of_another_text_are_not_adopted_and_give_way(
     host.end(other)
     host.check_idle()
     assert engine.pools[PAGES].num_free == engine.pools[PAGES].total
+
+
+@pytest.mark.parametrize("how", ["queue", "program", "setting", "shared"])
+def test_a_program_that_keeps_out_of_the_prefix_cache_gets_its_own_rows_alone(how: str) -> None:
+    host = Host(OPTIONS, prefix_cache=how != "setting")
+    writers = [Writer(host.start(), random.Random(n)) for n in range(2)]
+    for writer in writers:
+        if how in ("queue", "program"):
+            writer.guest.put(Op.SET_PREFIX_CACHE, a=0, b=int(how == "program"))
+        writer.begin(0, [65] * 41)
+        host.run()
+    host.label()
+    host.pump()
+    digests = list(host.known[host.engine].values())
+    rows = 41 // SIZE
+    assert len(set(digests)) == (rows if how == "shared" else 2 * rows)
+    mine = writers[0].guest
+    host.session.programs.pop(mine.handle)
+    mine.sent.clear()  # it never comes back
+    host.die()
+    host.run()
+    assert host.engine.adopted_tokens == rows * SIZE
+    assert (len(host.engine.left) == 0) == (how == "shared"), "nobody else gets the other program's rows"
+    queues = host.session.programs[writers[1].guest.handle].queues
+    assert {queue.caches for queue in queues.values() if queue.id >= 0} == {how == "shared"}, (
+        "that outlives control as well"
+    )
+
+
+def test_rows_behind_a_hidden_token_get_no_digest_and_are_not_given_back() -> None:
+    host = Host(OPTIONS)
+    writer = Writer(host.start(), random.Random(1))
+    writer.begin(0, [65] * (2 * SIZE))
+    writer.guest.put(Op.MASK_TABLE, a=0, b=1, c=1, payload=u32([1]))
+    writer.fill(0, [65] * (3 * SIZE))
+    host.run()
+    host.label()
+    host.pump()
+    assert len(host.known[host.engine]) <= 2, "the rows behind it were computed without the token"
