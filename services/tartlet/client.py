@@ -251,13 +251,13 @@ class AsyncClient(ControlCalls):
         following = Following(attach(offset), self.address, offset=offset, attach=attach, retry_s=patience_s)
         return Run(program_id, "", following)
 
-    def _attacher(self, client: bytes | None = None) -> Callable[[str, int], Any]:
+    def _attacher(self, client: bytes = b"") -> Callable[[str, int], Any]:
         self._programs()
 
         def attach(program_id: str, offset: int) -> Any:
             if self._dialer is None:
                 raise Disconnected(remedy="Attach with a client that isn't closed.")
-            target = programs_pb2.AttachTo(program_id=program_id, offset=offset, tie=client is not None, client=client)
+            target = programs_pb2.AttachTo(program_id=program_id, offset=offset, tie=bool(client), client=client)
             return self._programs().Attach(programs_pb2.AttachRequest(programs=[target]), metadata=self._metadata)
 
         return attach
