@@ -123,10 +123,12 @@ async def slot(
 
 
 async def kill(stack: LocalStack, redis: RedisServer, faults: list[str], end_s: float, seen: Seen) -> None:
-    """Kill one of the processes every few seconds, and wait until its successor serves."""
+    """Kill one of the processes every few seconds, each as often as the others, and wait until its successor serves."""
+    left: list[str] = []
     while (pause_s := random.uniform(*PAUSE_S)) + time.monotonic() < end_s:
         await asyncio.sleep(pause_s)
-        fault = random.choice(faults)
+        left = left or random.sample(faults, len(faults))
+        fault = left.pop()
         report.progress(f"chaos: SIGKILL to {fault}, {seen.ended} programs have ended")
         seen.faults[fault] += 1
         if fault == "redis":
