@@ -305,6 +305,31 @@ class FrameSocketOffer(_message.Message):
 Global___FrameSocketOffer: _TypeAlias = FrameSocketOffer  # noqa: Y015
 
 @_typing.final
+class Pause(_message.Message):
+    """A time for which a program stood still because a part of the system was gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAUSE_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    cause: _builtins.str
+    """the part: "worker", "control" or "runtime" """
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        cause: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pause: _TypeAlias = Pause  # noqa: Y015
+
+@_typing.final
 class Session(_message.Message):
     """The session of a run: runs of one session, in turn or at once, count as one program where the order is decided."""
 

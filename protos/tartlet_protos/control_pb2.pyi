@@ -376,6 +376,7 @@ class ProgramStart(_message.Message):
     PARENT_FIELD_NUMBER: _builtins.int
     DETACHED_FIELD_NUMBER: _builtins.int
     GRANTS_FIELD_NUMBER: _builtins.int
+    PAUSES_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """chosen by the runtime, unique on this stream"""
@@ -424,6 +425,10 @@ class ProgramStart(_message.Message):
     def session(self) -> _common_pb2.Session:
         """the runs of a session count as one program"""
 
+    @_builtins.property
+    def pauses(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Pause]:
+        """of a running program: the last times for which it stood still"""
+
     def __init__(
         self,
         *,
@@ -450,11 +455,12 @@ class ProgramStart(_message.Message):
         parent: _builtins.str = ...,
         detached: _builtins.bool = ...,
         grants: _builtins.str = ...,
+        pauses: _abc.Iterable[_common_pb2.Pause] | None = ...,
         history: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "command_limit", b"command_limit", "detached", b"detached", "digest", b"digest", "durable", b"durable", "epoch", b"epoch", "grants", b"grants", "handle", b"handle", "heard", b"heard", "history", b"history", "idempotency_key", b"idempotency_key", "lost", b"lost", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "parent", b"parent", "pool", b"pool", "program_id", b"program_id", "run", b"run", "running", b"running", "session", b"session", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts", b"adopts", "command_limit", b"command_limit", "detached", b"detached", "digest", b"digest", "durable", b"durable", "epoch", b"epoch", "grants", b"grants", "handle", b"handle", "heard", b"heard", "history", b"history", "idempotency_key", b"idempotency_key", "lost", b"lost", "lost_state", b"lost_state", "model", b"model", "name", b"name", "page_limit", b"page_limit", "parent", b"parent", "pauses", b"pauses", "pool", b"pool", "program_id", b"program_id", "run", b"run", "running", b"running", "session", b"session", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -536,6 +542,7 @@ class ControlFrame(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
     TAKEOVERS_FIELD_NUMBER: _builtins.int
+    PAUSES_FIELD_NUMBER: _builtins.int
     FIND_JOURNALS_FIELD_NUMBER: _builtins.int
     models_changed: _builtins.bool
     idle: _builtins.bool
@@ -562,6 +569,8 @@ class ControlFrame(_message.Message):
     def settled(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProgramSettled]: ...
     @_builtins.property
     def takeovers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TakeOver]: ...
+    @_builtins.property
+    def pauses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProgramPause]: ...
     def __init__(
         self,
         *,
@@ -576,15 +585,47 @@ class ControlFrame(_message.Message):
         number: _builtins.int = ...,
         applied: _builtins.int = ...,
         takeovers: _abc.Iterable[Global___TakeOver] | None = ...,
+        pauses: _abc.Iterable[Global___ProgramPause] | None = ...,
         find_journals: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "deliveries", b"deliveries", "find_journals", b"find_journals", "hello", b"hello", "idle", b"idle", "kills", b"kills", "models", b"models", "models_changed", b"models_changed", "number", b"number", "settled", b"settled", "started", b"started", "takeovers", b"takeovers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "deliveries", b"deliveries", "find_journals", b"find_journals", "hello", b"hello", "idle", b"idle", "kills", b"kills", "models", b"models", "models_changed", b"models_changed", "number", b"number", "pauses", b"pauses", "settled", b"settled", "started", b"started", "takeovers", b"takeovers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ControlFrame: _TypeAlias = ControlFrame  # noqa: Y015
+
+@_typing.final
+class ProgramPause(_message.Message):
+    """Tells that a program stands still until its engine's state is made again, or for how long the program stood still."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
+    EARLIER_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
+    earlier: _builtins.bool
+    """the pause is over, and this link has not told of its beginning"""
+    @_builtins.property
+    def over(self) -> _common_pb2.Pause:
+        """absent: the pause begins"""
+
+    def __init__(
+        self,
+        *,
+        handle: _builtins.int = ...,
+        over: _common_pb2.Pause | None = ...,
+        earlier: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["over", b"over"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier", b"earlier", "handle", b"handle", "over", b"over"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProgramPause: _TypeAlias = ProgramPause  # noqa: Y015
 
 @_typing.final
 class TakeOver(_message.Message):

@@ -706,6 +706,7 @@ class ProgramInfo(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
     RECOVERED_S_FIELD_NUMBER: _builtins.int
+    PAUSES_FIELD_NUMBER: _builtins.int
     program_id: _builtins.str
     name: _builtins.str
     """file or inferlet name"""
@@ -724,11 +725,15 @@ class ProgramInfo(_message.Message):
     parent: _builtins.str
     """the id of the program that has started it; "": a client has"""
     recovered_s: _builtins.float
-    """seconds for which the program stood still because its runtime was gone"""
+    """seconds for which the program stood still because a part of the system was gone"""
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def pauses(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Pause]:
+        """the last 16 of these times, oldest first"""
+
     def __init__(
         self,
         *,
@@ -746,10 +751,11 @@ class ProgramInfo(_message.Message):
         idempotency_key: _builtins.str = ...,
         parent: _builtins.str = ...,
         recovered_s: _builtins.float = ...,
+        pauses: _abc.Iterable[_common_pb2.Pause] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "error", b"error", "idempotency_key", b"idempotency_key", "model", b"model", "name", b"name", "pages", b"pages", "parent", b"parent", "program_id", b"program_id", "recovered_s", b"recovered_s", "runtime", b"runtime", "started_unix_s", b"started_unix_s", "state", b"state", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "error", b"error", "idempotency_key", b"idempotency_key", "model", b"model", "name", b"name", "pages", b"pages", "parent", b"parent", "pauses", b"pauses", "program_id", b"program_id", "recovered_s", b"recovered_s", "runtime", b"runtime", "started_unix_s", b"started_unix_s", "state", b"state", "tenant", b"tenant", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,7 @@ from tartlet.model import (
 )
 from tartlet.sync import Client, SyncRun
 from tartlet_common.errors.registry import TartletError
+from tartlet_common.pauses import Pause
 from tartlet_common.rpc.endpoints import Tls
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "LaunchSpec",
     "Limits",
     "Message",
+    "Pause",
     "ProgramInfo",
     "Run",
     "RuntimeState",

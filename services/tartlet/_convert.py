@@ -22,6 +22,7 @@ from tartlet.model import (
 )
 from tartlet_common.capabilities import SHARED
 from tartlet_common.errors.registry import InternalError, InvalidArgument
+from tartlet_common.pauses import Pause
 from tartlet_common.rpc import error_proto
 from tartlet_common.telemetry import telemetry
 from tartlet_protos import common_pb2, control_pb2, programs_pb2
@@ -220,6 +221,7 @@ def info_from_proto(m: programs_pb2.ProgramInfo) -> ProgramInfo:
         runtime=m.runtime,
         idempotency_key=m.idempotency_key,
         recovered_s=m.recovered_s,
+        pauses=tuple(Pause(p.cause, p.seconds) for p in m.pauses),
         parent=m.parent,
     )
 

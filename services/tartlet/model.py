@@ -16,6 +16,7 @@ from tartlet.events import Usage
 from tartlet_common.capabilities import SHARED
 from tartlet_common.durability import check_durability
 from tartlet_common.errors.registry import InvalidArgument, InvalidSource, SourceTooLarge, TartletError
+from tartlet_common.pauses import Pause
 
 MAX_SOURCE_BYTES = 64 << 20
 """The largest source that a client sends; the server's own limit is lower, 16 MiB by default."""
@@ -281,7 +282,7 @@ class ProgramInfo:
 
     program_id: str
     name: str
-    state: str  # "starting", "running", "succeeded", "failed"
+    state: str  # "starting", "running", "recovering", "succeeded", "failed"
     tenant: str
     started_unix_s: float
     age_s: float
@@ -291,8 +292,9 @@ class ProgramInfo:
     pages: int  # KV pages that the program holds now
     runtime: str = ""  # address of the runtime that runs the program
     idempotency_key: str = ""  # the key of its launch; "": none
-    recovered_s: float = 0.0  # for which it stood still because its runtime was gone
+    recovered_s: float = 0.0  # for which it stood still because a part of the system was gone
     parent: str = ""  # the id of the program that has started it; "": a client has
+    pauses: tuple[Pause, ...] = ()  # the last 16 times for which it stood still, oldest first
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,13 @@ class Tokens(ApiModel):
     output: int = Field(default=0, ge=0, description="Sampled.")
 
 
+class RunPause(ApiModel):
+    """A time for which the program stood still because a part of the release was gone."""
+
+    cause: Annotated[str, Field(max_length=16)] = Field(description="The part: worker, control or runtime.")
+    seconds: float = Field(ge=0, description="How long.")
+
+
 class InferletRunStatus(ApiModel):
     """The state of the run."""
 
@@ -134,6 +141,14 @@ class InferletRunStatus(ApiModel):
     tokens: Tokens = Field(
         default_factory=Tokens,
         description="Tokens that all launches used together; while the program runs, as of some seconds ago.",
+    )
+    paused_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        description="For how long the latest launch's program stood still because a part of the release was gone.",
+    )
+    pauses: Annotated[list[RunPause], Field(max_length=16)] = Field(
+        default_factory=list, description="The last 16 of these pauses, oldest first."
     )
     earlier_tokens: Tokens = Field(
         default_factory=Tokens, description="The part of `tokens` that launches before the latest one used."

@@ -44,6 +44,7 @@ class Reason(StrEnum):
     INFERLET_NOT_RUNNABLE = "InferletNotRunnable"
     LAUNCHED = "Launched"
     RUNTIME_UNREACHABLE = "RuntimeUnreachable"
+    RECOVERING = "Recovering"
     NOT_FINISHED = "NotFinished"
     TOO_MANY_RUNS = "TooManyRuns"
     BACK_OFF = "BackOff"
@@ -104,6 +105,7 @@ MEANING: dict[Reason, str] = {
     Reason.INFERLET_NOT_READY: "The Inferlet isn't ready; its conditions say why.",
     Reason.INFERLET_NOT_RUNNABLE: "No engine of the Inferlet's pool or model takes programs; the run waits for one.",
     Reason.LAUNCHED: "The program runs.",
+    Reason.RECOVERING: "The program stands still until a part of the release that it uses is back.",
     Reason.RUNTIME_UNREACHABLE: "The program's runtime doesn't answer; the program may run, or be lost with it.",
     Reason.NOT_FINISHED: "The run goes on.",
     Reason.TOO_MANY_RUNS: "The operator follows as many runs as max_runs allows; this one waits until one ends.",

@@ -19,7 +19,7 @@ from tartlet_common.errors.registry import (
 )
 from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, STDERR_BYTES, Tokens
 from tartlet_operator.api.meta import Key
-from tartlet_operator.machinery.program_output import Outcome, Output, tail
+from tartlet_operator.machinery.program_output import Outcome, Output, Seen, tail
 
 log = logging.getLogger("tartlet.operator")
 
@@ -60,7 +60,7 @@ class _Followed:
     next_offset: int = 0
     lost: bool = False  # a runtime said that the program's own runtime was lost; nothing came since
     outcome: Outcome | None = None
-    tokens: Tokens | None = None  # that a listing has shown
+    seen: Seen | None = None
     silent_since_s: float | None = None  # when the runtime was found silent
     missed: int = 0  # listings in a row that lack the program
 
@@ -141,10 +141,10 @@ class Followers:
         known = self._known(key, program_id)
         return known.output if known is not None else None
 
-    def tokens(self, key: Key, program_id: str) -> Tokens | None:
-        """Return how many tokens a run's program has used, as far as a listing has shown; None: unknown."""
+    def seen(self, key: Key, program_id: str) -> Seen | None:
+        """Return what a listing has shown of a run's program; None: no listing has shown it yet."""
         known = self._known(key, program_id)
-        return known.tokens if known is not None else None
+        return known.seen if known is not None else None
 
     def silent(self, key: Key, program_id: str) -> bool:
         """Whether the runtime of a run's program doesn't answer."""
@@ -228,20 +228,20 @@ class Followers:
             except Exception as e:  # a bug met in one run must not end the operator
                 log.exception("%s", key)
                 followed.outcome = Outcome(success=False, output=followed.output, error=InternalError(detail=repr(e)))
-        if followed.tokens is not None and followed.outcome is not None:
-            followed.outcome = followed.outcome.at_least(followed.tokens)
+        if followed.seen is not None and followed.outcome is not None:
+            followed.outcome = followed.outcome.at_least(followed.seen.tokens)
         self._changed(key, 0.0)
         self._next()
 
     async def _poll(self) -> None:
-        """List the followed programs again and again: which of them are there, and how many tokens they have used."""
+        """List the followed programs again and again: which of them are there, and what they do."""
         while True:
             await asyncio.sleep(min(progress_s(len(self._followed)), _LAST_POLL_S))
             for namespace in {key.namespace for key, each in self._followed.items() if each.outcome is None}:
                 await self._look(namespace)
 
     async def _look(self, namespace: str) -> None:
-        """Note the tokens of a namespace's followed programs, and programs whose runtime doesn't answer."""
+        """Note what a namespace's followed programs do, and programs whose runtime doesn't answer."""
         before = dict(self._followed)
         try:
             async with asyncio.timeout(_POLL_TIMEOUT_S):
@@ -262,8 +262,9 @@ class Followers:
                 continue
             self._answers(key, followed)
             tokens = Tokens(input=info.usage.input_tokens, output=info.usage.sampled_tokens)
-            if tokens != (followed.tokens or Tokens()):
-                followed.tokens = tokens
+            seen = Seen(tokens, info.state == "recovering", info.recovered_s, info.pauses)
+            if seen != (followed.seen or Seen()):
+                followed.seen = seen
                 self._changed(key, progress_s(len(self._followed)))
 
     def _is_silent(self, key: Key, followed: _Followed) -> None:

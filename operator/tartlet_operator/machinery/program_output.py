@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tartlet_common.errors.registry import TartletError
+from tartlet_common.pauses import Pause
 from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, Tokens
 
 _SHORT: Final = b'\n\r\t"\\'
@@ -21,6 +22,16 @@ class Output:
 
     text: str = ""
     truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a listing has shown of a running program."""
+
+    tokens: Tokens = field(default_factory=Tokens)
+    recovering: bool = False  # the program stands still until a part of the release is back
+    paused_s: float = 0.0
+    pauses: tuple[Pause, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

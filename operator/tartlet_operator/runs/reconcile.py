@@ -256,7 +256,7 @@ async def _follow(
     new = status.progressed(
         old,
         ctx.followers.output(key, program_id) if old.output_kept else None,
-        ctx.followers.tokens(key, program_id),
+        ctx.followers.seen(key, program_id),
         silent=ctx.followers.silent(key, program_id),
         generation=meta.generation,
         now=ctx.unix_s,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from tartlet_common.errors.registry import DeadlineExceeded, TartletError
-from tartlet_operator.api.conditions import Status, Want, merged
-from tartlet_operator.api.inferlet_run import TRACEBACK_CHARS, InferletRunStatus, RunError, Tokens
+from tartlet_operator.api.conditions import Status, Want, find, merged
+from tartlet_operator.api.inferlet_run import TRACEBACK_CHARS, InferletRunStatus, RunError, RunPause, Tokens
 from tartlet_operator.api.reasons import Reason, brief
 from tartlet_operator.api.times import parse, stamp
-from tartlet_operator.machinery.program_output import Outcome, Output, tail
+from tartlet_operator.machinery.program_output import Outcome, Output, Seen, tail
 from tartlet_operator.runs.decisions import LAUNCHED, Finish, Retry, Wait
 
 _RUNNING: Final[dict[str, Status]] = {"Running": "True", "Unknown": "Unknown"}
@@ -36,20 +36,21 @@ def launched(
 ) -> InferletRunStatus:
     """Return the status of a run whose attempt was launched."""
     fresh = {"attempts": attempt, "program_id": program_id, "output": "", "output_truncated": False, "error": None}
+    fresh |= {"paused_seconds": 0.0, "pauses": []}
     times = {"launch_time": stamp(now), "earlier_tokens": old.tokens}
     new = old.model_copy(update=fresh | times | {"result": None})
     return _with(new, generation, now, "Running", Reason.LAUNCHED, f"program {program_id}")
 
 
 def progressed(
-    old: InferletRunStatus, output: Output | None, tokens: Tokens | None, *, silent: bool, generation: int, now: float
+    old: InferletRunStatus, output: Output | None, seen: Seen | None, *, silent: bool, generation: int, now: float
 ) -> InferletRunStatus:
     """Return the status of a run with a program.
 
     Args:
         old: the status that was written last.
         output: what the program has put out; None: unknown.
-        tokens: that the program has used; None: unknown.
+        seen: what a listing has shown of the program; None: unknown.
         silent: whether the program's runtime doesn't answer.
         generation: the generation of the run.
         now: Unix time, s.
@@ -57,13 +58,20 @@ def progressed(
     update: dict[str, object] = {}
     if output is not None and output != Output() and output.text != old.output:
         update |= {"output": output.text, "output_truncated": output.truncated}
-    if tokens is not None:
-        update["tokens"] = _total(old, tokens)
+    recovering = False
+    if seen is not None:
+        recovering = seen.recovering
+        update["tokens"] = _total(old, seen.tokens)
+        update["paused_seconds"] = round(seen.paused_s, 3)
+        update["pauses"] = [RunPause(cause=p.cause, seconds=round(p.seconds, 3)) for p in seen.pauses]
     new = old.model_copy(update=update)
     if silent and old.phase != "Unknown":
         return _with(new, generation, now, "Unknown", Reason.RUNTIME_UNREACHABLE, _SILENT)
-    if not silent and old.phase == "Unknown":
-        return _with(new, generation, now, "Running", Reason.LAUNCHED, f"program {old.program_id}")
+    running = find(old.conditions, "Running")
+    was_recovering = running is not None and running.reason == Reason.RECOVERING
+    if not silent and (old.phase == "Unknown" or (seen is not None and recovering != was_recovering)):
+        reason = Reason.RECOVERING if recovering else Reason.LAUNCHED
+        return _with(new, generation, now, "Running", reason, f"program {old.program_id}")
     return new
 
 

@@ -31,6 +31,7 @@ from tartlet.model import (
 )
 from tartlet_common.bundles.layout import is_bundle
 from tartlet_common.errors.registry import Disconnected, InvalidArgument, TartletError, Unavailable
+from tartlet_common.pauses import Pause
 from tartlet_common.rpc.endpoints import Tls
 
 Answers = list[Accepted | TartletError]  # named here: in the class, `list` is a method
@@ -311,6 +312,7 @@ def _info(told: dict[str, Any]) -> ProgramInfo:
         idempotency_key=told["idempotency_key"],
         recovered_s=told["recovered_s"],
         parent=told.get("parent", ""),
+        pauses=tuple(Pause(**pause) for pause in told.get("pauses", ())),
     )
 
 

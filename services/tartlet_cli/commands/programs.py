@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -119,6 +119,8 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
 def ps(server: str | None, *, ended: bool, as_json: bool) -> None:
     """List programs.
 
+    PAUSED is how long a program stood still because a part of the system was gone; --json tells each pause.
+
     \b
     Examples:
       tartlet ps
@@ -130,17 +132,20 @@ def ps(server: str | None, *, ended: bool, as_json: bool) -> None:
     if as_json:
         for info in infos:
             line = {name: getattr(info, name) for name in info.__slots__}
-            click.echo(json.dumps(line | {"usage": usage_json(info.usage), "error": error_json(info.error)}))
+            shown = {"usage": usage_json(info.usage), "error": error_json(info.error)}
+            click.echo(json.dumps(line | shown | {"pauses": [asdict(pause) for pause in info.pauses]}))
         return
     shows_parents = any(info.parent for info in infos)
     parent = ("PARENT",) if shows_parents else ()
-    rows: list[tuple[str, ...]] = [("PROGRAM", "NAME", "STATE", "AGE", "TOKENS", "PAGES", "MODEL", "ERROR", *parent)]
+    titles = ("PROGRAM", "NAME", "STATE", "AGE", "PAUSED", "TOKENS", "PAGES", "MODEL", "ERROR", *parent)
+    rows: list[tuple[str, ...]] = [titles]
     rows += [
         (
             info.program_id,
             info.name,
             info.state,
             age(info.age_s),
+            f"{info.recovered_s:.1f}s" if info.recovered_s else "",
             str(info.usage.sampled_tokens),
             str(info.pages),
             info.model,

@@ -27,6 +27,7 @@ ATTR_POOL = "tartlet.pool"
 ATTR_MEMORY_USE = "tartlet.memory.use"
 ATTR_PEER = "tartlet.link.peer"  # runtime or worker
 ATTR_PAUSE = "tartlet.recovery.pause"  # s
+ATTR_PAUSE_CAUSE = "tartlet.recovery.cause"  # worker, control or runtime
 ATTR_CERTIFICATE = "tartlet.certificate"  # the setting that names the file
 ATTR_HTTP_METHOD = "http.request.method"
 ATTR_HTTP_ROUTE = "http.route"

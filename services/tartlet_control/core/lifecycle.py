@@ -21,6 +21,7 @@ from tartlet_common.errors.registry import (
     UnknownModel,
     UnknownPool,
 )
+from tartlet_common.pauses import Pause, Pauses
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.batching.batcher import Batcher
 from tartlet_control.core.places.freeing import free_place
@@ -75,6 +76,7 @@ class StartRequest:
     parent: str = ""  # the id of the program that has started it
     detached: bool = False  # it outlives its parent
     grants: tuple[Grant, ...] = ()  # what limits the topics, names and programs that it may use
+    pauses: tuple[Pause, ...] = ()  # with `running`: the last times for which it stood still
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ class Lifecycle:
             self.families.check(request)
         program = ProgramState(request.program_id, request.handle, session, self._model_for(request))
         program.asked_model = request.model
+        program.pauses = Pauses(request.pauses)
         program.reach = Reach.of(request.tenant, request.pool)
         ceiling = self.ceilings.of_tenant(request.tenant)
         program.grants = (*request.grants, ceiling) if ceiling.limits_sharing else request.grants

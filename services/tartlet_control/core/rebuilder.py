@@ -14,7 +14,7 @@ from tartlet_common.config.settings import ControlSettings
 from tartlet_common.errors.registry import TartletError, WorkerLost
 from tartlet_control.core import trials
 from tartlet_control.core.lifecycle import Lifecycle
-from tartlet_control.core.places import taking
+from tartlet_control.core.places import pausing, taking
 from tartlet_control.core.places.coming import Pace, engine_for
 from tartlet_control.core.places.freeing import free_place
 from tartlet_control.core.places.memory import Memory, all_queues, pending, queues
@@ -157,6 +157,7 @@ class Rebuilder:
         assert recovery is not None
         recovery.need = (book.num_rows() + len(book.pages), len(book.embeds), len(book.slots))
         self.waiting[place] = None
+        pausing.begin(place, recovery)
 
     # ---- moves ------------------------------------------------------------------------------------------------------
 
@@ -381,7 +382,7 @@ class Rebuilder:
         place.recovery = None
         paused_s = self._now - recovery.since_s
         self.counters.went_on(paused_s)
-        place.program.recovered_s += paused_s
+        pausing.end(place, recovery, paused_s)
         place.until = recovery.until
         for queue in all_queues(place):
             if queue.poison is not None:

@@ -10,7 +10,7 @@ import numpy as np
 from tartlet_common.errors.registry import TartletError
 from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_control.core.core import Core
-from tartlet_control.tables.outbox import Notices
+from tartlet_control.tables.outbox import Notices, Paused
 from tartlet_control.tables.programs import RuntimeSession
 from tartlet_protos import control_pb2
 
@@ -22,7 +22,7 @@ _FIELD_BYTES: Final = 8
 
 
 def add_ends(frame: control_pb2.ControlFrame, notices: Notices) -> list[control_pb2.ControlFrame]:
-    """Add kills and settlements to `frame`, of 256 KiB at most. Return further frames, of 1 MiB each, for the rest."""
+    """Add ends and pauses to `frame`, of 256 KiB at most. Return further frames, of 1 MiB each, for the rest."""
     ends: list[tuple[str, Any]] = [
         ("kills", control_pb2.ProgramKill(handle=h, error=error_to_proto(e))) for h, e in notices.kills
     ]
@@ -40,6 +40,7 @@ def add_ends(frame: control_pb2.ControlFrame, notices: Notices) -> list[control_
         )
         for s in notices.settled
     ]
+    ends += [("pauses", _pause(paused)) for paused in notices.pauses]
     more: list[control_pb2.ControlFrame] = []
     room = BESIDE_BYTES
     for field, end in ends:
@@ -52,6 +53,13 @@ def add_ends(frame: control_pb2.ControlFrame, notices: Notices) -> list[control_
     return more
 
 
+def _pause(paused: Paused) -> control_pb2.ProgramPause:
+    told = control_pb2.ProgramPause(handle=paused.handle, earlier=paused.earlier)
+    if paused.over is not None:
+        told.over.cause, told.over.seconds = paused.over.cause, paused.over.seconds
+    return told
+
+
 def in_place_of(
     core: Core, session: RuntimeSession, frame: control_pb2.ControlFrame, error: TartletError
 ) -> control_pb2.ControlFrame:
@@ -62,6 +70,7 @@ def in_place_of(
     frame_handles = np.frombuffer(frame.deliveries.handles, "<u4").tolist()
     instead = control_pb2.ControlFrame(models_changed=frame.models_changed, models=frame.models, settled=frame.settled)
     instead.kills.extend(frame.kills)
+    instead.pauses.extend(frame.pauses)
     for handle in _once([started.handle for started in frame.started], frame_handles):
         program = session.programs.get(handle)
         if program is None:

@@ -6,6 +6,7 @@ import json
 from typing import Final
 
 from tartlet_common.capabilities import Grant
+from tartlet_common.pauses import Pause
 from tartlet_common.rpc.error_proto import error_from_proto, error_to_proto
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.core.core import Core
@@ -85,7 +86,7 @@ def orphans_of(core: Core, scope: Scope) -> list[control_pb2.Orphan]:
             idempotency_key=program.idempotency_key,
             age_s=now - program.started_s,
             pages=program.num_pages,
-            recovered_s=program.recovered_s + now - orphan.since_s,
+            recovered_s=program.pauses.total_s + now - orphan.since_s,
         )
         for orphan, program in waiting[:_ORPHANS]
         if program is not None and scope.allows(program.tenant)
@@ -124,6 +125,7 @@ def start_request(start: control_pb2.ProgramStart) -> StartRequest:
         heard=start.heard,
         adopts=start.adopts,
         lost=error_from_proto(start.lost),
+        pauses=tuple(Pause(pause.cause, pause.seconds) for pause in start.pauses),
         belonging=Belonging(start.session.id, start.session.parent, start.session.ends),
     )
 

@@ -179,7 +179,7 @@ def program_state(p: ProgramState, now: float, place: int) -> dict[str, Any]:
         "pages": p.num_pages,
         "peak_pages": p.peak_pages,
         "queues": {str(q.id): len(q.pending) for q in islice(p.queues.values(), QUEUES_SHOWN) if q.id >= 0},
-        "recovered_s": round(p.recovered_s, 3),
+        "recovered_s": round(p.pauses.total_s, 3),
         "in_flight": p.in_flight,
         "service_s": round(p.account.service_s, 6),
         "waited_s": round(p.account.wait_s(now, (q.thread for q in p.queues.values())), 6),

@@ -10,6 +10,7 @@ import numpy as np
 
 from tartlet_common.abi import RECORD, RECORD_STRUCT, Event, Flag
 from tartlet_common.errors.registry import TartletError
+from tartlet_common.pauses import Pause
 from tartlet_control.tables.answers import Answer, Answers
 
 _HANDLE: Final = struct.Struct("<I")
@@ -56,6 +57,15 @@ class Adopted:
     paused_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Tells a runtime that a program stands still, or for how long the program stood still."""
+
+    handle: int
+    over: Pause | None = None  # None: the pause begins
+    earlier: bool = False  # the runtime was not told that it begins
+
+
 @dataclass(slots=True)
 class Notices:
     """Messages that aren't deliveries. They are rare, and sent after the deliveries before them."""
@@ -64,12 +74,13 @@ class Notices:
     kills: list[tuple[int, TartletError]] = field(default_factory=list)
     settled: list[Settled] = field(default_factory=list)
     adopted: list[Adopted] = field(default_factory=list)
+    pauses: list[Paused] = field(default_factory=list)
     takeovers: list[tuple[str, int, bool]] = field(default_factory=list)  # program id, epoch, `whole`
     models_changed: bool = False
     find_journals: bool = False
 
     def __bool__(self) -> bool:
-        told = self.started or self.kills or self.settled or self.adopted or self.takeovers
+        told = self.started or self.kills or self.settled or self.adopted or self.takeovers or self.pauses
         return bool(told or self.models_changed or self.find_journals)
 
 

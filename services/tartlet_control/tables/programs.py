@@ -16,6 +16,7 @@ from tartlet_common.capabilities import Grant
 from tartlet_common.engine.pools import ANYWHERE
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.registry import TartletError
+from tartlet_common.pauses import Pauses
 from tartlet_common.rpc.resume import ResumableLink
 from tartlet_control.order import book
 from tartlet_control.tables.answers import Answers
@@ -151,7 +152,7 @@ class Place:
 class Recovery:
     """The way of a place's state to another engine."""
 
-    __slots__ = ("cause", "gave_way", "home", "need", "since_s", "spec", "suspect", "to", "until")
+    __slots__ = ("cause", "gave_way", "home", "need", "since_s", "spec", "suspect", "to", "told", "until")
 
     def __init__(self, spec: EngineSpec, cause: TartletError, since_s: float) -> None:
         self.spec = spec  # of the engine that held the state
@@ -161,6 +162,7 @@ class Recovery:
         self.gave_way: EngineState | None = None  # the engine on which others needed its memory
         self.to: EngineState | None = None  # the engine that it moves to; None: any
         self.home = ""  # the id of the engine that had the state before control died
+        self.told = False  # the runtime was told that the program stands still
         self.need = (0, 0, 0)  # what the state takes of each pool
         self.until: dict[CommandQueue, int] = {}
         """How many commands of each queue have settled once all that the dead engine had were executed again."""
@@ -258,11 +260,49 @@ class ProgramState:
     """One running program: what it asked for, its queues, what it holds and what it has used."""
 
     __slots__ = (
-        "account", "alone", "answers", "asked_model", "awaits_history", "belongs_to", "cached_tokens", "caches",
-        "command_limit", "commands", "computed_tokens", "created", "deaths", "default_model", "dispatched",
-        "end_asked", "epoch", "failed", "goes_on", "grants", "handle", "id", "idempotency_key", "imports", "in_flight",
-        "input_tokens", "journals", "killed", "live", "name", "num_pages", "page_limit", "peak_pages", "places",
-        "queues", "reach", "recovered_s", "run", "sampled_tokens", "session", "span", "started_s", "tenant",
+        "account",
+        "alone",
+        "answers",
+        "asked_model",
+        "awaits_history",
+        "belongs_to",
+        "cached_tokens",
+        "caches",
+        "command_limit",
+        "commands",
+        "computed_tokens",
+        "created",
+        "deaths",
+        "default_model",
+        "dispatched",
+        "end_asked",
+        "epoch",
+        "failed",
+        "goes_on",
+        "grants",
+        "handle",
+        "id",
+        "idempotency_key",
+        "imports",
+        "in_flight",
+        "input_tokens",
+        "journals",
+        "killed",
+        "live",
+        "name",
+        "num_pages",
+        "page_limit",
+        "pauses",
+        "peak_pages",
+        "places",
+        "queues",
+        "reach",
+        "run",
+        "sampled_tokens",
+        "session",
+        "span",
+        "started_s",
+        "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -298,7 +338,7 @@ class ProgramState:
         self.computed_tokens = 0  # by engines for it, without what made lost state again
         self.cached_tokens = 0  # those that rows of other tables had, so they weren't computed
         self.commands = 0
-        self.recovered_s = 0.0  # seconds for which the program was suspended
+        self.pauses = Pauses()
         self.answers: Answers | None = None  # to be repeated to another runtime; None: it can't begin again there
         self.epoch = 0  # of its journal's owner
         self.awaits_history = False  # what it has sent and was told is only known to its runtime, or to its journal

@@ -59,6 +59,7 @@ def info_value(info: tartlet.ProgramInfo) -> dict[str, Any]:
         "started": info.started_unix_s,
         "age_s": info.age_s,
         "recovered_s": info.recovered_s,
+        "pauses": [msgspec.to_builtins(pause) for pause in info.pauses],
         "parent": info.parent,
         "pages": info.pages,
         "idempotency_key": info.idempotency_key,

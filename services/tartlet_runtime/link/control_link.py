@@ -267,6 +267,8 @@ class ControlLink(ControlCalls):
             self._begin(announced)
         self.connected = True
         self._away_since = None
+        for program in self.programs.live():
+            program.control_back(self._clock.now(), resumed=resumed)
         self.on_connected()
         how = f"the link continues behind frame {frame.hello.applied}" if resumed else "a new link begins"
         log.info("connected to control %s: %s", self._peer.incarnation[:8], how)
@@ -338,6 +340,8 @@ class ControlLink(ControlCalls):
         if self.connected:
             self.connected = False
             self.on_connected()
+            for program in self.programs.live():
+                program.control_away(now)
         self._writer = None
         if self._peer.resumes and now - self._away_since <= self._peer.grace_s:
             return

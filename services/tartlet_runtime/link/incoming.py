@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from tartlet_common.errors.registry import InternalError
+from tartlet_common.pauses import Pause
 from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import control_pb2
 from tartlet_runtime.link.frames import split_deliveries
@@ -85,6 +86,11 @@ def _take_ends(programs: Programs, frame: control_pb2.ControlFrame) -> None:
         program = programs.get(kill.handle)
         if program is not None:
             _tell(program, program.end, error_from_proto(kill.error))
+    for told in frame.pauses:
+        program = programs.get(told.handle)
+        if program is not None:
+            over = Pause(told.over.cause, told.over.seconds) if told.HasField("over") else None
+            program.paused(over, earlier=told.earlier)
     for settled in frame.settled:
         program = programs.get(settled.handle)
         if program is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from tartlet_common.abi import Record
 from tartlet_common.capabilities import Grant
 from tartlet_common.clock import Clock
 from tartlet_common.errors.registry import TartletError
+from tartlet_common.pauses import Pause, Pauses
 from tartlet_runtime.abi.guest import Guest
 from tartlet_runtime.abi.next_run import NextRun
 from tartlet_runtime.children.children import Children
@@ -16,6 +18,9 @@ from tartlet_runtime.program.recorder import Recorder
 from tartlet_runtime.program.spans import ProgramSpan
 from tartlet_runtime.program.spec import ProgramSpec, State
 from tartlet_runtime.web.exchange import Exchanges
+
+_NOTED_S: Final = 0.5
+"""A link that breaks and continues within this time makes no pause."""
 
 
 class ProgramFacts:
@@ -45,7 +50,8 @@ class ProgramFacts:
         self.asked_s = asked_s
         """Monotonic seconds at which the request came. The last programs of a large one are launched seconds later."""
         self.made_s = clock.now()
-        self.recovered_s = 0.0  # for which it stood still because an earlier runtime was gone
+        self.pauses = Pauses()
+        self.without_control_s: float | None = None  # since when the link with control is broken, monotonic seconds
         self.has_engine_state = False  # some of its commands were sent to control
         self.departed = False  # control was told of its end
         self.queued = False  # in the driver's deque
@@ -107,6 +113,43 @@ class ProgramFacts:
     def is_recovering(self) -> bool:
         """Whether its guest is told again what an earlier copy was told."""
         return False
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether it can't go on, because a part of the system is gone that it uses."""
+        return self.is_recovering or self.pauses.go_on or self.without_control_s is not None
+
+    def paused(self, over: Pause | None, *, earlier: bool = False) -> None:
+        """Note that the program stands still, or for how long the program stood still.
+
+        Args:
+            over: the pause that is over; None: a pause begins.
+            earlier: the pause is over, and its beginning was not told.
+        """
+        if over is None:
+            self.pauses.begin()
+            return
+        (self.pauses.add if earlier else self.pauses.end)(over)
+        if self.span is not None and not earlier:
+            self.span.recovering(over)
+
+    def pauses_at(self, now_s: float) -> list[Pause]:
+        """Return its last pauses, with the time for which the link with control has been broken."""
+        since_s = self.without_control_s
+        return [*self.pauses.last, *([] if since_s is None else [Pause("control", now_s - since_s)])]
+
+    def control_away(self, now_s: float) -> None:
+        """Note that the link with control is broken: what the program asks of engines isn't answered."""
+        if self.has_engine_state and self.state < State.ENDING and self.without_control_s is None:
+            self.without_control_s = now_s
+
+    def control_back(self, now_s: float, *, resumed: bool) -> None:
+        """Note that the link with control goes on, or that another one has begun."""
+        since_s, self.without_control_s = self.without_control_s, None
+        if not resumed:
+            self.pauses.forget_open()
+        if since_s is not None and (not resumed or now_s - since_s >= _NOTED_S):
+            self.paused(Pause("control", now_s - since_s))
 
     def continue_with(self, record: Record, payload: bytes) -> None:
         """Begin the next run that a CONTINUE asks for when this one has ended well.

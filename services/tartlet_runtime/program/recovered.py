@@ -11,6 +11,7 @@ from functools import partial
 
 from tartlet_common.abi import RECORD_BYTES, Record
 from tartlet_common.errors.registry import Diverged, NotForkable, TartletError
+from tartlet_common.pauses import Pause
 from tartlet_protos import control_pb2
 from tartlet_runtime.abi.guest import FOREVER_US, Delivery
 from tartlet_runtime.abi.submission import parse
@@ -79,12 +80,14 @@ class RecoveredProgram(Program):
         return (self._is_past or self._skip > 0) and self.state < State.ENDING
 
     def adopted(self, commands: int, paused_s: float) -> None:
-        """Take control's word: it has taken so many commands, and the program stood still for so long."""
+        """Take control's word: it has taken so many commands, and the program stood still for so long.
+
+        Control tells of all pauses besides, this one among them.
+        """
         self._skip = commands
-        self.recovered_s += paused_s
         self.has_engine_state = commands > 0
         if self.span is not None:
-            self.span.recovering(paused_s)
+            self.span.recovering(Pause("runtime", paused_s))
 
     # ---- its past -------------------------------------------------------------------------------------------------
 

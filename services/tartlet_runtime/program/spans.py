@@ -11,6 +11,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Span, Status, StatusCode
 
 from tartlet_common.errors.registry import TartletError
+from tartlet_common.pauses import Pause
 from tartlet_common.telemetry import names, telemetry
 from tartlet_protos import programs_pb2
 
@@ -25,9 +26,11 @@ class ProgramSpan:
         """W3C trace context for control."""
         return telemetry.inject(trace.set_span_in_context(self.span))
 
-    def recovering(self, paused_s: float) -> None:
-        """Note that the program begins again from its journal, after standing still for so long."""
-        self.span.add_event(names.EVENT_RECOVERING, {names.ATTR_PAUSE: paused_s})
+    def recovering(self, pause: Pause) -> None:
+        """Note that the program goes on after it stood still because a part of the system was gone."""
+        self.span.add_event(
+            names.EVENT_RECOVERING, {names.ATTR_PAUSE: pause.seconds, names.ATTR_PAUSE_CAUSE: pause.cause}
+        )
 
     def end(self, model: str, usage: programs_pb2.Usage, error: TartletError | None, end_ns: int) -> None:
         """Close the span as of `end_ns` since 1970; no text of the program's is in it."""

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from tartlet_common.errors.registry import InvalidArgument, TartletError
 from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_common.rpc.tenancy import Scope
-from tartlet_protos import control_pb2, programs_pb2
+from tartlet_protos import common_pb2, control_pb2, programs_pb2
 from tartlet_runtime.program.program import Program
 from tartlet_runtime.program.spec import State
 
@@ -93,7 +93,8 @@ def info_of(program: Program, now_s: float, unix_s: float, runtime: str) -> prog
         model=program.model,
         runtime=runtime,
         idempotency_key=program.spec.idempotency_key,
-        recovered_s=program.recovered_s,
+        recovered_s=program.pauses.total_s,
+        pauses=[common_pb2.Pause(cause=p.cause, seconds=p.seconds) for p in program.pauses.last],
         parent=program.spec.parent,
     )
 
@@ -124,7 +125,7 @@ def state_name(program: Program) -> str:
     """Return the state as `ProgramInfo.state` has it."""
     if program.state is State.ENDED:
         return "failed" if program.error else "succeeded"
-    if program.is_recovering:
+    if program.stands_still:
         return "recovering"
     return "starting" if program.state is State.STARTING else "running"
 

@@ -327,7 +327,7 @@ class ProgramTable:
             if program.awaits_control:
                 self._link.start(start_of(program))
             elif is_announced(program):
-                running.append(start_of(program, running=True))
+                running.append(start_of(program, running=True, now_s=self._clock.now()))
         return running
 
     def kept(self) -> list[control_pb2.KeptProgram]:

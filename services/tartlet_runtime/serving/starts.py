@@ -20,11 +20,13 @@ CONTROL_GRACE_S = 30.0
 """How long programs that wait for control to come back are kept."""
 
 
-def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramStart:
-    """Return what control is told of a program that starts, or that runs already."""
+def start_of(program: Program, *, running: bool = False, now_s: float = 0.0) -> control_pb2.ProgramStart:
+    """Return what control is told of a program that starts, or that runs already, at `now_s` of the monotonic clock."""
     spec, recorder = program.spec, program.recorder
     durable = program.can_begin_again
     adopts = program.adopts and not running
+    paused = program.pauses_at(now_s) if running else ()
+    pauses = [common_pb2.Pause(cause=pause.cause, seconds=pause.seconds) for pause in paused]
     return control_pb2.ProgramStart(
         handle=program.handle,
         program_id=spec.program_id,
@@ -49,6 +51,7 @@ def start_of(program: Program, *, running: bool = False) -> control_pb2.ProgramS
         adopts=adopts,
         history=(running and bool(program.history)) or (adopts and program.is_whole),
         lost_state=running and bool(program.history),
+        pauses=pauses,
     )
 
 

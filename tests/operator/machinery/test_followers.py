@@ -22,6 +22,7 @@ from tartlet_operator.api.inferlet_run import Tokens
 from tartlet_operator.api.meta import Key
 from tartlet_operator.machinery import followers
 from tartlet_operator.machinery.followers import Followers
+from tartlet_operator.machinery.program_output import Seen
 from tests.operator.objects import until
 
 AWAY = Unavailable(what="the runtime", detail="it was stopped")
@@ -210,7 +211,8 @@ class Listed:
         self.listings += 1
         if self.away:
             raise AWAY
-        return [SimpleNamespace(program_id="p", usage=Usage(input_tokens=3, sampled_tokens=self.tokens))]
+        usage = Usage(input_tokens=3, sampled_tokens=self.tokens)
+        return [SimpleNamespace(program_id="p", usage=usage, state="running", recovered_s=0.0, pauses=())]
 
 
 async def test_listings_tell_tokens_and_whether_a_runtime_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,9 +225,9 @@ async def test_listings_tell_tokens_and_whether_a_runtime_answers(monkeypatch: p
     await asyncio.sleep(0.05)
     assert client.listings == 0, "at rest nothing is asked"
     following.follow(A, "p", "1")
-    assert following.tokens(A, "p") is None
+    assert following.seen(A, "p") is None
     client.tokens = 7
-    await until(lambda: following.tokens(A, "p") == Tokens(input=3, output=7))
+    await until(lambda: following.seen(A, "p") == Seen(Tokens(input=3, output=7)))
     assert not following.silent(A, "p")
     seen = len(looked_at)
     before = client.listings
@@ -251,7 +253,7 @@ async def test_a_lost_programs_tokens_are_those_that_were_seen_last(monkeypatch:
     running = asyncio.create_task(following.run())
     await asyncio.sleep(0)
     following.follow(A, "p", "1")
-    await until(lambda: following.tokens(A, "p"))
+    await until(lambda: following.seen(A, "p"))
 
     async def gone(*_: object) -> None:
         raise GONE

@@ -19,11 +19,12 @@ from tartlet_common.errors.registry import (
     TartletError,
     WorkerLost,
 )
+from tartlet_common.pauses import Pause
 from tartlet_operator.api import Inferlet
 from tartlet_operator.api.conditions import find, holds
-from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, InferletRunStatus, Tokens
+from tartlet_operator.api.inferlet_run import OUTPUT_BYTES, InferletRunStatus, RunPause, Tokens
 from tartlet_operator.api.reasons import Reason
-from tartlet_operator.machinery.program_output import Outcome, Output, tail
+from tartlet_operator.machinery.program_output import Outcome, Output, Seen, tail
 from tartlet_operator.runs import status
 from tartlet_operator.runs.decisions import (
     LATE_S,
@@ -127,13 +128,36 @@ def test_losses_and_failures_have_bounds_of_their_own() -> None:
     assert isinstance(p.step(outcome=lost), Finish), "a program that must not begin twice"
 
 
+def test_a_run_that_stands_still_says_so_and_then_for_how_long() -> None:
+    p = play()
+    p.step()
+
+    def look(seen: Seen) -> str:
+        p.status = status.progressed(p.status, None, seen, silent=False, generation=1, now=p.now)
+        running = find(p.status.conditions, "Running")
+        assert running is not None
+        assert (p.status.phase, running.status) == ("Running", "True")
+        return running.reason
+
+    assert look(Seen(recovering=True)) == Reason.RECOVERING
+    began = p.status
+    assert look(Seen(recovering=True)) == Reason.RECOVERING
+    assert p.status == began, "nothing is written twice"
+    assert look(Seen(paused_s=2.5, pauses=(Pause("worker", 2.5),))) == Reason.LAUNCHED
+    assert (p.status.paused_seconds, p.status.pauses) == (2.5, [RunPause(cause="worker", seconds=2.5)])
+    p.step(outcome=Outcome(success=False, error=RuntimeLost()))
+    p.now += 60.0
+    p.step()
+    assert (p.status.paused_seconds, p.status.pauses) == (0.0, []), "the next launch is another program"
+
+
 def test_a_run_whose_runtime_is_silent_is_in_a_phase_of_its_own_and_ends_as_ever() -> None:
     p = play()
     p.step()
 
     def look(*, silent: bool, tokens: int = 0) -> tuple[str, str, str]:
-        used = Tokens(output=tokens)
-        p.status = status.progressed(p.status, None, used, silent=silent, generation=1, now=p.now)
+        seen = Seen(Tokens(output=tokens))
+        p.status = status.progressed(p.status, None, seen, silent=silent, generation=1, now=p.now)
         running = find(p.status.conditions, "Running")
         assert running is not None
         return p.status.phase, running.status, running.reason

@@ -23,7 +23,9 @@ from tartlet_common.errors.registry import (
     UnknownPool,
     UnknownProgram,
 )
+from tartlet_common.pauses import Pause
 from tartlet_control.core.lifecycle import Lifecycle, StartRequest
+from tartlet_control.core.places import pausing
 from tartlet_control.core.runtimes.searches import Found, Searches
 from tartlet_control.tables.outbox import Adopted, Notices
 from tartlet_control.tables.programs import ProgramState, RuntimeSession
@@ -234,10 +236,11 @@ class Takeovers:
             return
         assert program.answers is not None
         program.epoch = orphan.epoch
-        program.recovered_s += now - orphan.since_s
         program.answers.store(request.heard)
         notices.adopted.append(Adopted(request.handle, program.commands, now - orphan.since_s))
         self._move(program, session, request.handle)
+        program.pauses.add(Pause("runtime", now - orphan.since_s))
+        pausing.hand_over(program)
         if program.killed is not None:
             notices.kills.append((request.handle, program.killed))
         log.info("runtime %s goes on with program %s", session.runtime_id, program.id)
@@ -262,7 +265,9 @@ class Takeovers:
         """Let a runtime go on with a program of whose commands control has taken none."""
         paused_s = self._clock.now() - orphan.since_s
         self._lifecycle.start(session, replace(request, running=True), self._clock.now())
-        self._lifecycle.programs[request.program_id].recovered_s += paused_s
+        program = self._lifecycle.programs[request.program_id]
+        program.pauses.add(Pause("runtime", paused_s))
+        pausing.hand_over(program)
         session.outbox.notices.adopted.append(Adopted(request.handle, 0, paused_s))
         log.info("runtime %s begins program %s again", session.runtime_id, request.program_id)
 
