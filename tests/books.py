@@ -74,7 +74,7 @@ def pytest_configure() -> None:
 
 def pytest_unconfigure() -> None:
     """Removes what controls have written."""
-    del os.environ[SETTING]
+    os.environ.pop(SETTING, None)
     shutil.rmtree(_BOOKS.pop().directory, ignore_errors=True)
 
 
