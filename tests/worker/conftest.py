@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 from tartlet_worker.kernels.build import NotBuilt, build
-from tests.worker import flashinfer_shadow
+from tests.worker import flashinfer_shadow, triton_rounding
 from tests.worker.seeds import SEED, seed_of
 
 
@@ -26,6 +28,15 @@ def _flashinfer() -> Generator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not torch.cuda.is_available():
             flashinfer_shadow.install(patch)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interpreter() -> Generator[None]:
+    """Let Triton's interpreter round as devices do."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
+            triton_rounding.install(patch)
         yield
 
 

@@ -23,6 +23,7 @@ from tests.worker.engines.test_contract import RandomProgram
 from tests.worker.engines.test_page_tables import Pair
 from tests.worker.numerics import test_numerics as numerics
 from tests.worker.seeds import rng as fresh
+from tests.worker.triton_rounding import to_bf16
 
 CUDA = "cuda" if torch.cuda.is_available() else "cpu"
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else CUDA
@@ -60,6 +61,16 @@ def both(
     a = mine.run(mine.prepare(batch), q, kv, window)
     b = theirs.run(theirs.prepare(batch), q.float(), kv.float(), window)
     return a.float().cpu(), b.cpu()
+
+
+def test_the_interpreter_rounds_as_torch_does() -> None:
+    bits = fresh("bf16").integers(0, 1 << 32, 100_000, np.uint32)
+    values = np.concatenate(
+        [bits.view(np.float32), np.array([0.0, -0.0, np.inf, -np.inf, 1.99999, 3.4e38], np.float32)]
+    )
+    want = torch.from_numpy(values).bfloat16()
+    got = torch.from_numpy(to_bf16(values).view(np.int16)).view(torch.bfloat16)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +42,24 @@ try:
     driver.CudaUtils()  # what the first launch of a kernel makes
 except Found as found:
     print(found)
+"""
+IMAGE = """
+import json, socket
+from tartlet_worker.attention import flashinfer_modules as modules
+from tartlet_worker.torch_engine.attention_choice import choose
+def refuse(*_):
+    raise AssertionError("there is no network")
+socket.socket.connect = socket.getaddrinfo = refuse
+found, loaded, chosen = {}, {}, set()
+for needs in modules.every_need():
+    lacks = modules.lacks(needs, "9.0")
+    chosen.add(choose("cuda", batch_invariant=False, c_kernel=False, triton_lacks="", flashinfer_lacks=lacks).name)
+    loaded[needs.head_dim] = modules.load(needs)
+    found |= {name: str(spec.get_library_path()) for name, spec in modules.specs(needs).items()}
+mapped = {line.split()[-1] for line in open("/proc/self/maps") if line.strip().endswith(".so")}
+print("told", json.dumps({
+    "found": found, "loaded": loaded, "chosen": sorted(chosen), "mapped": sorted(mapped & {*found.values()}),
+}))
 """
 
 
@@ -92,6 +113,55 @@ def test_an_image_has_the_modules_of_every_model_that_flashinfer_serves() -> Non
             for full, windows in ((True, False), (False, True), (True, True)):
                 needs = flashinfer_modules.Needs(head_dim, "bfloat16", group, full=full, windows=windows)
                 assert set(needs.modules()) <= there
+
+
+def package_with(modules: Iterable[str], root: Path) -> Path:
+    """Make FlashInfer's package with libraries without functions in place of modules built ahead of time."""
+    installed, made = Path(sys.prefix, "flashinfer", "flashinfer"), root / "flashinfer"
+    assert installed.is_dir(), "run `make setup`, which brings FlashInfer's sources"
+    data = made / "data"
+    data.mkdir(parents=True)
+    for path in (*installed.iterdir(), *(installed / "data").iterdir()):
+        if path.name not in {"data", "jit", "aot"}:
+            (made / path.relative_to(installed)).symlink_to(path)
+    shutil.copytree(installed / "jit", made / "jit")  # it looks for modules beside itself, behind all links
+    library = root / "empty.so"
+    subprocess.run(["cc", "-shared", "-x", "c", os.devnull, "-o", str(library)], check=True)
+    names = list(modules)
+    for name in names:
+        (data / "aot" / name).mkdir(parents=True)
+        shutil.copyfile(library, data / "aot" / name / f"{name}.so")
+    said = {"version": flashinfer_modules.VERSION, "architectures": ["9.0a"], "modules": {name: {} for name in names}}
+    (data / "aot" / flashinfer_modules.MANIFEST).write_text(json.dumps(said))
+    return data / "aot"
+
+
+def test_a_worker_of_the_image_loads_all_modules_without_compiler_and_network(tmp_path: Path) -> None:
+    names = {name for needs in flashinfer_modules.every_need() for name in needs.modules()}
+    assert len(names) == 16
+    aot = package_with(names, tmp_path / "site")
+    (tmp_path / "bin").mkdir()
+    env = {
+        "PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{Path(sys.prefix, 'flashinfer')}",
+        "PATH": str(tmp_path / "bin"), "CUDA_HOME": str(tmp_path), "FLASHINFER_DISABLE_JIT": "1",
+        "FLASHINFER_WORKSPACE_BASE": str(tmp_path), "FLASHINFER_CUDA_ARCH_LIST": "9.0a",
+    }  # fmt: skip
+
+    def said() -> dict[str, Any]:
+        lines = python(IMAGE, **env).splitlines()
+        return dict(json.loads(next(line for line in lines if line.startswith("told ")).removeprefix("told ")))
+
+    told = said()
+    assert told["found"] == {name: str(aot / name / f"{name}.so") for name in names}
+    assert set(told["mapped"]) == set(told["found"].values())
+    assert set(told["loaded"].values()) == {""}
+    assert told["chosen"] == ["flashinfer"]
+
+    lost = flashinfer_modules.seen_module(128, "bfloat16")
+    (aot / lost / f"{lost}.so").unlink()
+    told = said()
+    assert [dim for dim, why in told["loaded"].items() if why] == ["128"]
+    assert told["chosen"] == ["flashinfer", "triton"], "only models with such heads go without"
 
 
 def test_the_dockerfile_calls_the_build_with_arguments_that_it_takes(repo: Path) -> None:

@@ -13,10 +13,16 @@ from tartlet_common.errors.registry import UnknownAdapter
 from tartlet_worker.torch_engine.loader import load_engine
 from tests.worker.adapters import ADAPTERS, directory, reference
 from tests.worker.driver import Driver, changes, forward_batch
+from tests.worker.numerics import test_numerics as numerics
 from tests.worker.seeds import rng
 
 TOKENS = rng("adapters").integers(0, 320, 40)
 MODELS = ["llama3-grouped", "qwen2-bias", "qwen3-norms", "gemma"]
+PATHS = [
+    "auto",
+    pytest.param("flashinfer", marks=numerics.SHADOW),
+    pytest.param("triton", marks=numerics.INTERPRETED),
+]
 
 
 def engine(model: str, **options: Any) -> Driver:
@@ -44,10 +50,20 @@ def close(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> None:
     assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("invariant", [False, True], ids=["", "invariant"])
+@pytest.mark.parametrize(
+    ("path", "invariant"),
+    [
+        ("auto", False),
+        ("auto", True),
+        pytest.param("flashinfer", False, marks=numerics.SHADOW),
+        pytest.param("triton", True, marks=numerics.INTERPRETED),
+    ],
+)
 @pytest.mark.parametrize("model", MODELS)
-def test_several_adapters_and_none_in_one_batch_give_the_logits_of_peft(model: str, invariant: bool) -> None:
-    d = engine(model, batch_invariant=invariant)
+def test_several_adapters_and_none_in_one_batch_give_the_logits_of_peft(
+    model: str, path: str, *, invariant: bool
+) -> None:
+    d = engine(model, attention=path, batch_invariant=invariant)
     number = numbers(d)
     assert "Adapter" in d.engine.spec.traits
     d.ok_step(tables=changes((0, 0, 0, [50, 51, 52])))
@@ -69,13 +85,15 @@ def test_several_adapters_and_none_in_one_batch_give_the_logits_of_peft(model: s
             assert np.abs(want - truth(model, "")).max() > 1e-2 * np.abs(want).max(), "the adapter changes the model"
 
 
-def test_decode_steps_go_on_under_the_adapter_of_their_context() -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_decode_steps_go_on_under_the_adapter_of_their_context(path: str) -> None:
     model = "llama3-grouped"
-    d = engine(model)
+    d = engine(model, attention=path)
     number = numbers(d)
     names = ["all", "", "stabilised"]
     got: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
-    for start, end in [(0, 20), *((i, i + 1) for i in range(20, 40))]:
+    alone = 40 - numerics.one_by_one(numerics.Model(model, attention=path), 20)
+    for start, end in [(0, alone), *((i, i + 1) for i in range(alone, 40))]:
         commands = []
         for i, name in enumerate(names):
             embeds, pages = range(50 * i, 50 * i + end - start), [3 * i, 3 * i + 1, 3 * i + 2]
@@ -89,9 +107,10 @@ def test_decode_steps_go_on_under_the_adapter_of_their_context() -> None:
         close(np.concatenate(got[name]), truth(model, name))
 
 
-def test_a_long_command_that_is_split_keeps_its_adapter() -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_a_long_command_that_is_split_keeps_its_adapter(path: str) -> None:
     model = "llama3-grouped"
-    d = engine(model, max_batch_tokens=16)
+    d = engine(model, attention=path, max_batch_tokens=16)
     d.embed(TOKENS, range(40), range(40))
     number = numbers(d)["all"]
     d.ok(forward_batch([{"iemb": range(40), "oemb": range(40), "ikv": [1, 2, 3], "okv": [1, 2, 3], "adapter": number}]))
