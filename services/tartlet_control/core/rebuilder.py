@@ -338,6 +338,9 @@ class Rebuilder:
         program.num_pages += place.num_held(PAGES)
         program.peak_pages = max(program.peak_pages, program.num_pages)
         self.counters.tokens += made.num_tokens
+        engine.remade_tokens += made.num_tokens
+        if recovery.gave_way is engine:
+            self._memory.credit(engine).spend(made.num_tokens - recovery.owed)
         took_s = self._lifecycle.batchers[engine].times.predict(made.num_tokens)
         place.made_at_s = program.account.service_s + took_s
         if recovery.suspect:

@@ -1,13 +1,15 @@
 """Who gives way when an engine's memory is full: tenants over their share first, then the order of programs (pure).
 
-A program that gives way loses its pages for a while and nothing else. A program whose state can't be made again can't
-give way: where only such programs hold what is missing, `ending` says which of them ends.
+A program that gives way loses its pages for a while and nothing else. But what it loses is computed again, so others
+wait for their turn while any program computes and the engine has no credit for that (`order.credit`). A program whose
+state can't be made again can't give way: where only such programs hold what is missing, `ending` says which ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 
@@ -25,6 +27,9 @@ class Holder:
         fresh: its state was made again, and it has not computed for as long as that took.
         fixed: its state can't be made again, so that it holds its pages until it ends.
         created: its place in the order of starts.
+        rests: it has been idle for longer than its state takes to be made again.
+        stalled: it can't go on, because it waits for room itself or is on its way off the engine.
+        cost: tokens that are computed again if it gives way.
     """
 
     key: Any
@@ -36,6 +41,9 @@ class Holder:
     fresh: bool = False
     fixed: bool = False
     created: int = 0
+    rests: bool = False
+    stalled: bool = False
+    cost: int = 0
 
 
 def over_share(held: Mapping[str, int], total: int, weights: Mapping[str, float]) -> frozenset[str]:
@@ -68,11 +76,19 @@ def _held(holders: Iterable[Holder]) -> dict[str, int]:
 
 
 def yielding(
-    asker: Holder, others: Sequence[Holder], asked: int, total: int, weights: Mapping[str, float]
+    asker: Holder,
+    others: Sequence[Holder],
+    asked: int,
+    total: int,
+    weights: Mapping[str, float],
+    credit: float = inf,
+    *,
+    tired: bool = False,
 ) -> list[Holder]:
     """Return who gives way to a program that asks for pages, in order, until `asked` are free.
 
-    Fewer than `asked` may come free; then the asker waits for programs that go before it.
+    Fewer than `asked` may come free; then the asker waits for programs that go before it, or for credit. While none of
+    the others goes on by itself, no credit is asked for: somebody always goes on.
 
     Args:
         asker: who asks; `held` without what it asks for.
@@ -80,6 +96,8 @@ def yielding(
         asked: pages that aren't free.
         total: pages of the engine.
         weights: of tenants; 1 for those that aren't named.
+        credit: tokens that may be computed again.
+        tired: the asker has waited for long, so that tenants over their share give way to its own without credit.
 
     Example:
         >>> old, new = Holder("old", "", 5, (1.0,)), Holder("new", "", 5, (2.0,))
@@ -93,18 +111,25 @@ def yielding(
     def over(tenant: str) -> bool:
         return held[tenant] > shares[tenant]
 
-    first = all(asker.rank <= other.rank for other in others if not other.idle)
+    first = all(asker.rank <= other.rank for other in others if not other.rests)
+    moves = any(not other.rests and not other.stalled for other in others)
     chosen: list[Holder] = []
+
+    def affordable(holder: Holder) -> bool:
+        return holder.cost <= credit or not moves
 
     def may(holder: Holder) -> bool:
         if not holder.may_yield or not holder.held:
             return False
         if holder.tenant != asker.tenant and over(holder.tenant) != over(asker.tenant):
-            return over(holder.tenant)
-        return holder.idle or (holder.rank > asker.rank and (first or not holder.fresh))
+            without = held[holder.tenant] - holder.held
+            return over(holder.tenant) and (affordable(holder) or tired or without >= shares[holder.tenant])
+        if holder.rests:
+            return True
+        return affordable(holder) and holder.rank > asker.rank and (first or not holder.fresh)
 
     def turn(holder: Holder) -> tuple[bool, bool, tuple[float, ...]]:
-        return holder.tenant != asker.tenant and over(holder.tenant), holder.idle, holder.rank
+        return holder.tenant != asker.tenant and over(holder.tenant), holder.rests, holder.rank
 
     left = sorted(others, key=turn, reverse=True)
     for holder in left:
@@ -113,6 +138,7 @@ def yielding(
         if may(holder):  # asked again each time: a tenant is over its share until enough of its programs gave way
             chosen.append(holder)
             asked -= holder.held
+            credit -= holder.cost
             held[holder.tenant] -= holder.held
     return chosen
 

@@ -43,9 +43,9 @@ class EngineState:
     __slots__ = (
         "adopted_tokens", "cached_tokens", "clear", "computed_tokens", "copies", "device_s", "gone_since", "grammars",
         "home", "host", "id", "incarnation", "joined_s", "labels", "left", "let_go", "link", "model_index",
-        "next_lane", "on_seat", "outgoing", "pools", "prefixes", "program_ids", "protocol", "reset_lanes",
-        "sampled_tokens", "spec", "status", "step_number", "step_spans", "steps", "tables", "tokens_per_s",
-        "window_s", "window_tokens",
+        "next_lane", "on_seat", "outgoing", "pools", "prefixes", "program_ids", "protocol", "remade_tokens",
+        "reset_lanes", "sampled_tokens", "spec", "status", "step_number", "step_spans", "steps", "tables",
+        "tokens_per_s", "window_s", "window_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +98,7 @@ class EngineState:
         self.computed_tokens = 0
         self.sampled_tokens = 0
         self.cached_tokens = 0
+        self.remade_tokens = 0  # to make lost state again, computed or about to be
         self.adopted_tokens = 0  # in rows that an earlier control had computed and programs have got back
         self.device_s = 0.0
         self.tokens_per_s = 0.0

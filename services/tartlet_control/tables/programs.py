@@ -109,8 +109,7 @@ class Place:
         self.log: deque[Command] = deque()
         self.lost: dict[int, str] = {}
         """Embeds whose content went with an engine and can't be made again, with the call that made it."""
-        self.kept: dict[int, int] = {}
-        """Host pages that keep its rows while it is suspended, by the identity of the row."""
+        self.kept: dict[int, int] = {}  # host pages of its rows while it is suspended, by the identity of the row
         self.kept_on: EngineState | None = None  # whose worker has these host pages
         self.made_at_s = 0.0
         """The program's service up to which its state isn't dropped again: it was made again not long ago."""
@@ -152,7 +151,7 @@ class Place:
 class Recovery:
     """The way of a place's state to another engine."""
 
-    __slots__ = ("cause", "gave_way", "home", "need", "since_s", "spec", "suspect", "to", "told", "until")
+    __slots__ = ("cause", "gave_way", "home", "need", "owed", "since_s", "spec", "suspect", "to", "told", "until")
 
     def __init__(self, spec: EngineSpec, cause: TartletError, since_s: float) -> None:
         self.spec = spec  # of the engine that held the state
@@ -164,6 +163,7 @@ class Recovery:
         self.home = ""  # the id of the engine that had the state before control died
         self.told = False  # the runtime was told that the program stands still
         self.need = (0, 0, 0)  # what the state takes of each pool
+        self.owed = 0  # tokens that it was expected to compute again when it gave way
         self.until: dict[CommandQueue, int] = {}
         """How many commands of each queue have settled once all that the dead engine had were executed again."""
 

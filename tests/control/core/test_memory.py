@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tartlet_common.abi import Op
 from tartlet_common.errors.registry import OutOfPages
+from tartlet_control.core.places.memory import REST_S
 from tartlet_control.order.orders import LIVE
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host
@@ -48,13 +50,18 @@ class Decoder:
             if g.settled is None:
                 g.host.core.on_end(g.host.session, g.handle, failed=False)
             return False
+        self.ask()
+        return True
+
+    def ask(self) -> None:
+        """Ask for the next token."""
+        g, count = self.guest, len(self.prompt)
         if self.at % SIZE == 0:
             g.table(0, keep=self.at, new=1)
         g.embed([0], [0], [self.at], slots=True)
         g.forward_table(0, self.at, [0], [count])
         self.ticket = g.sample(count, 0)
         self.at += 1
-        return True
 
 
 def wave(count: int, pages: int, seed: int = 1, host_pages: int = 0, **settings: Any) -> tuple[Host, list[Decoder]]:
@@ -95,17 +102,50 @@ def test_a_wave_over_the_memory_finishes_with_equal_outputs(order: str, host_pag
     assert host.engine.host.pool.num_held == 0
 
 
-def test_at_one_and_a_half_times_the_memory_little_is_computed_again() -> None:
-    roomy, expected = wave(12, pages=600)
-    finish(roomy, expected)
+def run_ahead(host: Host, programs: list[Decoder]) -> None:
+    """Queue each program's commands at once, as programs do that generate text."""
+    host.device_s = 0.02
+    for program in programs:
+        program.begin()
+        while program.at < len(program.prompt) + program.tokens:
+            program.ask()
+    for _ in range(3000):
+        host.pump()
+        host.clock.advance(0.02 if host.answer() else 0.06)
+        for program in programs:
+            if program.guest.answered(program.ticket) and program.guest.settled is None:
+                host.core.on_end(host.session, program.guest.handle, failed=False)
+        if all(program.guest.settled for program in programs):
+            host.run()
+            host.check_idle()
+            return
+    raise AssertionError(f"these never end: {[p.guest.handle for p in programs if not p.guest.settled]}")
+
+
+@pytest.mark.parametrize("go", [finish, run_ahead])
+@pytest.mark.parametrize(
+    ("seed", "order", "host_pages"),
+    [
+        (1, "fcfs", 200),
+        *((s, o, 0) for s in (1, 2, 3, 4) for o in ("fcfs", "round-robin")),
+        (5, "plas", 0),
+        (6, "mlfq", 0),
+    ],
+)
+def test_at_one_and_a_half_times_the_memory_little_is_computed_again(
+    go: Callable[[Host, list[Decoder]], None], seed: int, order: str, host_pages: int
+) -> None:
+    roomy, expected = wave(12, pages=600, seed=seed)
+    go(roomy, expected)
     peak = sum(-(-(len(p.prompt) + p.tokens) // SIZE) for p in expected)
-    host, programs = wave(12, pages=int(peak / 1.5), host_pages=200)
-    finish(host, programs)
+    host, programs = wave(12, pages=int(peak / 1.5), host_pages=host_pages, order=order, seed=seed)
+    go(host, programs)
     assert [p.guest.tokens() for p in programs] == [p.guest.tokens() for p in expected]
     assert host.core.rebuilder.counters.gave_way > 0
     assert host.engine.host.pool.num_held == 0
     computed = sum(p.at for p in programs)
     assert host.core.rebuilder.counters.tokens <= 0.2 * computed, (host.core.rebuilder.counters.tokens, computed)
+    assert len(host.steps) <= 1.7 * len(roomy.steps), "programs wait for memory, and the engine never does"
 
 
 def test_an_idle_program_gives_way_and_goes_on_when_it_is_asked_to() -> None:
@@ -156,6 +196,8 @@ def test_pages_kept_in_host_memory_are_given_back_when_their_program_or_engine_g
     host, programs = wave(6, pages=30, host_pages=60)
     for program in programs:
         program.begin()
+    host.run()
+    host.clock.advance(REST_S)
     host.run()
     kept = [p for p in host.core.rebuilder.waiting if p.kept_on is not None]
     assert kept

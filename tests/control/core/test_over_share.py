@@ -7,7 +7,7 @@ from typing import Any
 from tartlet_common import abi
 from tartlet_common.abi import Op
 from tartlet_common.errors.registry import OutOfPages, TenantOverShare
-from tartlet_control.core.places.memory import PATIENCE_S
+from tartlet_control.core.places.memory import PATIENCE_S, REST_S
 from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host
 
@@ -98,6 +98,8 @@ def test_a_suspended_program_within_its_tenants_share_comes_back() -> None:
     leaving, _ = fill(host, "calm", 3)
     host.run()
     flood = [fill(host, "flood", 2, masked=True)[0] for _ in range(3)]
+    host.run()
+    host.clock.advance(REST_S)
     host.run()
     assert host.core.rebuilder.counters.gave_way == 1
     leaving.embed([0], [0], [3 * SIZE - 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tartlet_control.order.credit import SHARE, Credit
 from tartlet_control.order.yielding import Holder, ending, yielding
 
 holders = st.lists(
@@ -15,7 +16,10 @@ holders = st.lists(
 
 
 def made(rows: list[tuple[str, int, int, bool, bool, bool]]) -> list[Holder]:
-    return [Holder(i, t, held, (float(r), i), idle, may, new) for i, (t, held, r, idle, may, new) in enumerate(rows)]
+    return [
+        Holder(i, t, held, (float(r), i), rests, may, new, rests=rests)
+        for i, (t, held, r, rests, may, new) in enumerate(rows)
+    ]
 
 
 @given(holders, st.integers(1, 20))
@@ -29,7 +33,7 @@ def test_no_more_give_way_than_needed_and_none_that_may_not(
     assert all(h.may_yield and h.held for h in chosen)
     assert sum(h.held for h in chosen[:-1]) < asked
     for holder in chosen:
-        if holder.tenant == asker.tenant and not holder.idle:
+        if holder.tenant == asker.tenant and not holder.rests:
             assert holder.rank > asker.rank
 
 
@@ -49,11 +53,15 @@ def test_a_tenant_within_its_share_never_gives_way_to_one_over_its_share(
                 assert not [h for h in chosen if h.tenant == tenant]
 
 
-def test_the_last_in_the_order_gives_way_first_and_idle_programs_before() -> None:
+def test_the_last_in_the_order_gives_way_first_and_resting_programs_before() -> None:
     asker = Holder("asker", "", 1, (1.0,))
-    others = [Holder("second", "", 4, (2.0,)), Holder("last", "", 4, (3.0,)), Holder("idle", "", 4, (0.0,), idle=True)]
-    assert [h.key for h in yielding(asker, others, 1, 13, {})] == ["idle"]
-    assert [h.key for h in yielding(asker, others, 8, 13, {})] == ["idle", "last"]
+    others = [
+        Holder("second", "", 4, (2.0,)),
+        Holder("last", "", 4, (3.0,)),
+        Holder("rests", "", 4, (0.0,), rests=True),
+    ]
+    assert [h.key for h in yielding(asker, others, 1, 13, {})] == ["rests"]
+    assert [h.key for h in yielding(asker, others, 8, 13, {})] == ["rests", "last"]
     assert [h.key for h in yielding(others[1], [asker, others[0]], 2, 13, {})] == []
 
 
@@ -62,6 +70,40 @@ def test_what_was_made_again_lately_stays_unless_the_first_of_all_asks() -> None
     fresh = Holder("fresh", "", 4, (3.0,), fresh=True)
     assert yielding(middle, [first, fresh], 1, 6, {}) == []
     assert yielding(first, [middle, fresh], 1, 6, {}) == [fresh]
+
+
+def test_without_credit_nobody_gives_way_while_another_program_goes_on_by_itself() -> None:
+    asker, last = Holder("asker", "", 1, (1.0,)), Holder("last", "", 4, (3.0,), cost=64)
+    busy, stuck = Holder("busy", "", 4, (2.0,), cost=64), Holder("stuck", "", 4, (2.0,), stalled=True, cost=64)
+    assert yielding(asker, [busy, last], 1, 9, {}, credit=63) == []
+    assert yielding(asker, [busy, last], 8, 9, {}, credit=100) == [last], "the credit is for one"
+    still = Holder("last", "", 4, (3.0,), stalled=True, cost=64)
+    assert yielding(asker, [stuck, still], 1, 9, {}, credit=-500) == [still], "somebody always goes on"
+    away = Holder("away", "", 4, (0.0,), rests=True, cost=64)
+    assert yielding(asker, [busy, away], 1, 9, {}, credit=-500) == [away]
+
+
+def test_a_tenant_falls_below_its_share_only_with_credit_or_for_an_asker_that_is_tired() -> None:
+    asker, busy = Holder("new", "small", 0, (99.0,)), Holder("busy", "small", 1, (1.0,))
+    whole = Holder("whole", "flood", 9, (0.0,), cost=144)
+    assert yielding(asker, [busy, whole], 1, 10, {}, credit=0) == []
+    assert yielding(asker, [busy, whole], 1, 10, {}, credit=144) == [whole]
+    assert yielding(asker, [busy, whole], 1, 10, {}, credit=0, tired=True) == [whole]
+    flood = [Holder(i, "flood", 1, (float(i),), cost=16) for i in range(9)]
+    assert yielding(asker, [busy, *flood], 1, 10, {}, credit=0) == [flood[8]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 300)), max_size=30), st.integers(1, 200))
+def test_what_is_spent_with_credit_is_a_part_of_what_was_computed(steps: list[tuple[int, int]], most: int) -> None:
+    credit, computed, spent = Credit(most), 0, 0
+    for more, cost in steps:
+        computed += more
+        credit.earn(computed)
+        assert credit.left <= most
+        if cost <= credit.left:
+            credit.spend(cost)
+            spent += cost
+    assert spent <= SHARE * computed + 1e-6
 
 
 def test_a_flooding_tenant_gives_way_to_one_within_its_share_however_old_its_programs_are() -> None:

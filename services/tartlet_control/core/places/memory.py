@@ -15,6 +15,7 @@ from tartlet_common.clock import Clock
 from tartlet_common.errors.registry import OutOfPages, TartletError, TenantOverShare
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.order import book
+from tartlet_control.order.credit import SHARE, Credit
 from tartlet_control.order.yielding import Holder, ending, over_share, yielding
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import PAGES, POOL_NAMES
@@ -22,6 +23,10 @@ from tartlet_control.tables.programs import CommandQueue, Place
 
 RETRY_S: Final = 0.05
 """A command that waits for room is looked at so often, if nothing that it knows of has changed."""
+REST_S: Final = 0.25
+"""A program that was idle for less comes back soon. It keeps its pages as long as others go on without them."""
+FAIR_S: Final = 2.0
+"""A program within its tenant's share waits so long for those over theirs that would have to be computed again."""
 PATIENCE_S: Final = 10.0
 """A program within its tenant's share waits so long for busy ones over theirs that can't give way; then those end."""
 
@@ -54,7 +59,8 @@ class Memory:
         self.suspender: Suspender
         self.stalled: dict[CommandQueue, EngineState] = {}
         """Queues whose head waits for room on an engine."""
-        self._seen_over: dict[EngineState, tuple[float, frozenset[str]]] = {}
+        self._credits: dict[EngineState, Credit] = {}
+        self._seen_over: dict[EngineState, tuple[float, dict[str, int], frozenset[str]]] = {}
         self._seen: dict[EngineState, tuple[object, ...]] = {}
         self._retried_s = 0.0
 
@@ -103,18 +109,30 @@ class Memory:
 
     def _over(self, engine: EngineState, now: float) -> frozenset[str]:
         """Return the tenants that hold more than their share of an engine's pages."""
-        at, seen = self._seen_over.get(engine, (-1.0, frozenset()))
+        return self._shares(engine, now)[1]
+
+    def _shares(self, engine: EngineState, now: float) -> tuple[dict[str, int], frozenset[str]]:
+        """Return how many of an engine's pages each tenant holds, and which tenants have more than their share."""
+        at, held, over = self._seen_over.get(engine, (-1.0, {}, frozenset()))
         if at == now:
-            return seen
-        held: dict[str, int] = {}
+            return held, over
+        held = {}
         for program in self._lifecycle.placed_on(engine):
             pages = program.places[engine.model_index].num_held(PAGES)
             held[program.tenant] = held.get(program.tenant, 0) + pages
         for place in (*self.suspender.waiting, *(q.place for q in self.stalled)):
             held.setdefault(place.program.tenant, 0)
         over = over_share(held, engine.pools[PAGES].total, self._weights)
-        self._seen_over[engine] = now, over
-        return over
+        self._seen_over[engine] = now, held, over
+        return held, over
+
+    def _lifts(self, place: Place, engine: EngineState, now: float) -> bool:
+        """Return whether the tenant of a suspended place would be over its share with the place."""
+        held, _ = self._shares(engine, now)
+        tenant, recovery = place.program.tenant, place.recovery
+        assert recovery is not None
+        held = {**held, tenant: held.get(tenant, 0) + recovery.need[PAGES]}
+        return tenant in over_share(held, engine.pools[PAGES].total, self._weights)
 
     def _ask(self, place: Place, engine: EngineState, pool_index: int, asked: int, now: float) -> bool:
         """Suspend who gives way. Returns whether there is room already."""
@@ -124,9 +142,29 @@ class Memory:
         if missing > 0:
             asker, others = self._holders(place, engine, pool_index, now)
             error = OutOfPages(kind=POOL_NAMES[pool_index], total=pool.total)
-            for holder in yielding(asker, others, missing, pool.total, self._weights):
-                self.suspender.give_way(holder.key, error, now)
+            credit = self.credit(engine)
+            for holder in yielding(
+                asker,
+                others,
+                missing,
+                pool.total,
+                self._weights,
+                credit.most_spent,
+                tired=waited_s(place, now) >= FAIR_S,
+            ):
+                if self.suspender.give_way(holder.key, error, now):
+                    holder.key.recovery.owed = holder.cost
+                    credit.spend(holder.cost)
         return engine.takeable(pool_index, asked) >= asked
+
+    def credit(self, engine: EngineState) -> Credit:
+        """Return how much of an engine's state may be computed again."""
+        credit = self._credits.get(engine)
+        if credit is None:
+            self._credits = {e: c for e, c in self._credits.items() if e in self._lifecycle.batchers}
+            credit = self._credits[engine] = Credit(SHARE * engine.pools[PAGES].total * engine.spec.page_size)
+        credit.earn(engine.computed_tokens - engine.remade_tokens)
+        return credit
 
     def make_way(self, place: Place, engine: EngineState, need: tuple[int, int, int], now: float) -> None:
         """Let others give way to a suspended program that comes before them."""
@@ -160,9 +198,25 @@ class Memory:
                         fresh=program.account.service_s < other.made_at_s,
                         fixed=other.recovery is None and not may_leave,
                         created=program.created,
+                        rests=self._rests(other, engine, now),
+                        stalled=other in self.suspender.leaving or program.session.held or self._stalled(other),
+                        cost=cost(other, engine),
                     )
                 )
         return asker, others
+
+    def _stalled(self, place: Place) -> bool:
+        """Return whether all that a place has to do waits for room."""
+        own = [queue for queue in queues(place) if queue.pending or queue.dispatched > queue.settled]
+        return bool(own) and all(q in self.stalled and q.dispatched == q.settled for q in own)
+
+    def _rests(self, place: Place, engine: EngineState, now: float) -> bool:
+        """Return whether a place has been idle for so long that its pages are better used by others."""
+        if busy(place) or place.recovery is not None:
+            return False
+        idle = [q.thread.idle_since for q in queues(place) if q.thread.idle_since is not None]
+        takes_s = self._lifecycle.batchers[engine].times.predict(cost(place, engine))
+        return not idle or now - max(idle) >= max(REST_S, takes_s)
 
     def _end_fixed(self, place: Place, engine: EngineState, pool_index: int, asked: int, now: float) -> bool:
         """End programs if the room that they hold can't come free otherwise, or else the asking program.
@@ -173,8 +227,7 @@ class Memory:
         """
         pool = engine.pools[pool_index]
         asker, others = self._holders(place, engine, pool_index, now)
-        since = [q.thread.waits_since for q in queues(place) if q.thread.waits_since is not None]
-        tired = now - min(since, default=now) >= PATIENCE_S
+        tired = waited_s(place, now) >= PATIENCE_S
         free = pool.num_free + pool.num_cached
         chosen = ending(asker, others, asked, free, pool.total, self._weights, tired=tired)
         if place.recovery is not None and any(holder.tenant == asker.tenant for holder in chosen):
@@ -224,8 +277,21 @@ class Memory:
 
     def before(self, place: Place, engine: EngineState, now: float) -> bool:
         """Return whether a queue that waits for room on an engine comes before a suspended program."""
-        turn = self.turn(place, engine, now)
-        return any(self.turn(q.place, engine, now) < turn for q, e in self.stalled.items() if e is engine)
+        stalled = [q.place for q, e in self.stalled.items() if e is engine]
+        if not stalled:
+            return False
+        over, rank = self.turn(place, engine, now)
+        tenant, others = place.program.tenant, over or self._lifts(place, engine, now)
+        return any(
+            self.turn(other, engine, now) < (over if other.program.tenant == tenant else others, rank)
+            for other in stalled
+        )
+
+
+def cost(place: Place, engine: EngineState) -> int:
+    """Return about how many tokens are computed again if a place gives way; 0 if host memory has room for its pages."""
+    rows = place.num_rows
+    return 0 if rows <= engine.host.pool.num_free else rows * engine.spec.page_size
 
 
 def queues(place: Place) -> list[CommandQueue]:
@@ -241,6 +307,11 @@ def all_queues(place: Place) -> list[CommandQueue]:
 def pending(place: Place) -> bool:
     """Return whether a place has commands that wait."""
     return any(queue.pending for queue in queues(place))
+
+
+def waited_s(place: Place, now: float) -> float:
+    """Return for how long a program has waited for what comes next, in seconds."""
+    return now - min((q.thread.waits_since for q in queues(place) if q.thread.waits_since is not None), default=now)
 
 
 def busy(place: Place) -> bool:
