@@ -51,7 +51,7 @@ def test_the_device_finds_what_a_gpu_refuses(wrong: Callable[[torch.Tensor, torc
 @pytest.mark.parametrize("name", numerics.FEW)
 def test_it_gives_the_logits_of_transformers(name: str) -> None:
     model = numerics.Model(name, **AWAY)
-    numerics.close(numerics.hidden_and_masked(numerics.engine(model)), numerics.truth(model))
+    numerics.close(numerics.hidden_and_masked(model), numerics.truth(model))
 
 
 def test_it_generates_the_text_of_transformers() -> None:
