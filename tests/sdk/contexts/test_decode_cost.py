@@ -1,8 +1,10 @@
-"""A decode step of a context takes program and runtime the same calls and bytes at 128 and at 32,768 tokens."""
+"""A decode step of a context takes program and runtime the same calls, memory and bytes at 128 and 32,768 tokens."""
 
 from __future__ import annotations
 
+import gc
 import sys
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -46,8 +48,21 @@ def calls(action: Callable[[], object]) -> int:
     return count
 
 
-def decode_step(length: int, keeper: Keeper) -> tuple[int, int, int]:
-    """Return the calls of the SDK, the bytes of the submission and the calls of the runtime for one decode step."""
+def peak_bytes(action: Callable[[], object]) -> int:
+    """Return how much more memory than before is held at most while an action runs: a copied list shows here."""
+    gc.disable()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        action()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
+def decode_step(length: int, keeper: Keeper, measure: Callable[[Callable[[], object]], int]) -> tuple[int, int, int]:
+    """Return what one decode step costs the SDK, the bytes of its submission, and what that costs the runtime."""
     _guest.start([])
     model = Model(0, "m", page_size=16, vocab_size=100, max_position=1 << 20, max_batch_tokens=2048)
     cache = KvCache(Queue(1, model), model)
@@ -58,12 +73,17 @@ def decode_step(length: int, keeper: Keeper) -> tuple[int, int, int]:
         cache.decode(length + 1, 7)
         _channel.channel.submit()
 
-    sdk = calls(step)
+    sdk = measure(step)
     submission = keeper.submitted[-1]
-    return sdk, len(submission), calls(lambda: parse(submission))
+    return sdk, len(submission), measure(lambda: parse(submission))
 
 
 def test_a_decode_step_costs_the_same_at_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = Keeper()
     monkeypatch.setattr(_host, "backend", keeper)
-    assert decode_step(128, keeper) == decode_step(32_768, keeper)
+    assert decode_step(128, keeper, calls) == decode_step(32_768, keeper, calls)
+    few, _, few_parsed = decode_step(128, keeper, peak_bytes)
+    many, _, many_parsed = decode_step(32_768, keeper, peak_bytes)
+    copy = 8 * 32_768 // 16  # bytes of one copy of a list of rows
+    assert many - few < copy // 4
+    assert many_parsed - few_parsed < copy // 4
