@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import tartlet
 from tartlet import LaunchSpec, Source
 from tartlet_common.errors.registry import Disconnected
 from tests.e2e.cutting import Proxy, proxy
-from tests.e2e.serving import Serving, client_of, command, environment, message, program, serving
+from tests.e2e.serving import Serving, client_of, command, environment, message, out, program, serving
 from tests.run_directory import run_directory
 
 GRACE_S = 3.0
@@ -35,6 +36,20 @@ async def main():
     return "ticked"
 """,
 )
+
+COUNT = 100
+COUNTS = f"""
+import asyncio
+import inferlet
+
+async def main():
+    inferlet.send("begun\\n")
+    await inferlet.receive()
+    for n in range({COUNT}):
+        inferlet.send(f"{{n}}\\n")
+        await asyncio.sleep(0.03)
+    return "over"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -188,3 +203,36 @@ async def test_ctrl_c_ends_the_program_at_once_and_a_kill_within_the_grace(
         took_s = time.monotonic() - left_s
         assert took_s < 1.0 if number == signal.SIGINT else GRACE_S - 0.1 < took_s < GRACE_S + 1.0
     await asyncio.to_thread(process.communicate, timeout=30)
+
+
+def test_commands_and_clients_lose_no_byte_when_the_runtime_is_killed(server: Serving, tmp_path: Path) -> None:
+    """SIGKILL to the runtime under `run`, `attach`, `logs -f` and `Client`: each goes on where it was."""
+    source = tmp_path / "counts.py"
+    source.write_text(COUNTS)
+    expected = ["begun", *map(str, range(COUNT)), "over"]
+    ids = [out(server.run_dir, "launch", str(source)).strip() for _ in range(3)]
+    following = [
+        subprocess.Popen(
+            command(*args), env=environment(server.run_dir), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for args in (["run", "--server", server.address, str(source)], ["attach", ids[0]], ["logs", "-f", ids[1]])
+    ]
+    with ThreadPoolExecutor(1) as threads, tartlet.Client(server.address) as client:
+        events = iter(client.attach(ids[2]))
+        heard = [next(events)]
+        begun = [process.stdout.readline() for process in following if process.stdout is not None]
+        counting = [info.program_id for info in client.list() if info.name == source.name]
+        assert len(counting) == 4
+        for program_id in counting:
+            client.send(program_id, b"go")
+        serves = server.text().count("runtime serves")
+        server.kill("runtime")
+        rest = threads.submit(lambda: heard + list(events))
+        for first, process in zip(begun, following, strict=True):
+            more, errors = process.communicate(timeout=60)
+            assert (process.returncode, (first + more).split()) == (0, expected), errors
+        *messages, ended = rest.result(timeout=60)
+    assert [event.text.strip() for event in messages if isinstance(event, tartlet.Message)] == expected[:-1]
+    assert isinstance(ended, tartlet.Ended)
+    assert ended.result == "over"
+    server.until("runtime serves", serves + 1)
