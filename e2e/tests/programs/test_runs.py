@@ -15,8 +15,9 @@ from e2e.tests.support.story import HELLO, SLOW, inferlet
 OUTPUT_BYTES = 64 << 10
 """How many bytes of output and of result are kept."""
 
-DEADLINE_S, TTL_S, LATE_S = 3.0, 2.0, 8.0
-"""LATE_S: how long after they are due ends and deletions are seen, at most (times in a status are whole seconds)."""
+DEADLINE_S, TTL_S, LATE_S = 3.0, 5.0, 8.0
+"""TTL_S: in this time `kubectl` reads that a run has ended. LATE_S: how long after they are due ends and deletions
+are seen, at most (times in a status are whole seconds)."""
 
 FAILING = '''
 def deeper(what: str) -> None:

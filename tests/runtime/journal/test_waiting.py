@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from tartlet_common.abi import Op
+from tartlet_common.abi import Flag, Op
 from tartlet_common.errors.registry import JournalUnavailable
 from tartlet_common.rpc.error_proto import error_from_proto
-from tartlet_protos import programs_pb2
+from tartlet_protos import common_pb2, control_pb2, programs_pb2
 from tests.redis_server import SlowProxy, redis_server, slow_proxy
 from tests.runtime.harness import Rig, native, running, until
+from tests.runtime.web.servers import serving
 
 _Event = programs_pb2.ProgramEvent
 LATE_S = 0.4
@@ -103,3 +105,29 @@ async def test_a_program_ends_whose_first_commands_were_held_back_for_a_store_th
             ended = await stream.next()
         assert isinstance(error_from_proto(ended.error), JournalUnavailable)
         proxy.open.set()
+
+
+async def test_requests_and_children_wait_for_the_deliveries_that_caused_them(run_dir: Path) -> None:
+    open_to = {"http_hosts": "127.0.0.1", "http_private_hosts": "127.0.0.1"}
+    may = common_pb2.Capabilities(http=["*"], spawn=common_pb2.Patterns(patterns=["*"]))
+    async with serving() as server, slow(run_dir, **open_to) as (rig, proxy):
+        child = common_pb2.Source(language=common_pb2.Source.NATIVE, filename="child.py")
+        rig.control.catalogue["", "child"] = control_pb2.CatalogueEntry(name="child", source=child)
+        _, guest = await native(rig, capabilities=may)
+        starts = len(started(rig))
+        proxy.open.clear()
+        await guest.call(Op.GET_ARG)  # a delivery that isn't stored
+        told = json.dumps({"method": "GET", "url": f"{server.url}/asked"}).encode()
+        guest.submit(
+            (Op.HTTP_REQUEST, {"flags": Flag.AWAIT, "ticket": 2, "a": len(told), "b": 1, "c": 1024, "payload": told}),
+            (Op.SPAWN, {"flags": Flag.AWAIT, "ticket": 3, "a": 1, "payload": b'{"inferlet": "child"}'}),
+        )
+        await asyncio.sleep(LATE_S)
+        assert not server.connections
+        assert len(started(rig)) == starts
+        proxy.open.set()
+        await until(lambda: bool(server.heard) and len(started(rig)) == starts + 1)
+
+
+def started(rig: Rig) -> list[control_pb2.ProgramStart]:
+    return [start for frame in rig.control.frames for start in frame.starts]
