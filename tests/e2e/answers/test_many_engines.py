@@ -1,4 +1,4 @@
-"""One program computes on two engines at once, through children: contexts of one program share its engine (ADR 50)."""
+"""Two engines: one program computes on both through children (ADR 50), and programs leave engines that are replaced."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ import tartlet
 from tests.e2e.serving import client_of, command, control_of, environment, serving, until_nothing_is_held
 
 STEP_S = "0.02"
-CHILDREN, TOKENS = 8, 60
+CHILDREN, PROMPT, TOKENS = 8, 70, 60
+WORK = CHILDREN * (PROMPT + TOKENS)
 PROGRAM = f"""
 import asyncio, json
 from inferlet import Context, spawn
 
 async def solve(number: int) -> str:
     async with Context(seed=number) as ctx:
-        ctx.fill_tokens([5 + number + n % 90 for n in range(70)])
+        ctx.fill_tokens([5 + number + n % 90 for n in range({PROMPT})])
         async for _ in ctx.generate(max_tokens={TOKENS}, eos=False):
             pass
-        return json.dumps(list(ctx.tokens)[70:])
+        return json.dumps(list(ctx.tokens)[{PROMPT}:])
 
 async def main(args: list[str]) -> str:
     if args:
@@ -86,3 +87,23 @@ async def _two(client: tartlet.AsyncClient) -> dict[str, int]:
     while len(found := await computed(client)) < 2:  # noqa: ASYNC110 - another process joins
         await asyncio.sleep(0.05)
     return found
+
+
+async def test_programs_go_on_elsewhere_when_engines_are_replaced_in_turn(run_dir: Path) -> None:
+    """SIGTERM to each new engine while programs run on it, as a rollout does: nothing ends, and nothing changes."""
+    spec = tartlet.LaunchSpec(source=tartlet.Source(PROGRAM.encode(), filename="parent.py"))
+    with serving(run_dir, TARTLET_WORKER_FAKE_STEP_S=STEP_S) as server:
+        async with client_of(server) as client:
+            expected = await told(client, spec)
+            for _ in range(2):
+                with another_engine(run_dir) as new:
+                    before = await _two(client)
+                    running = asyncio.ensure_future(told(client, spec))
+                    while min(count - before[n] for n, count in (await computed(client)).items()) < 100:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                    new.terminate()
+                    assert await asyncio.to_thread(new.wait, 30) == 0, "it goes once its programs are elsewhere"
+                    assert await running == expected
+                    [(stays, count)] = (await computed(client)).items()
+                    assert count - before[stays] > 0.65 * WORK, "its programs were finished here, half of the work else"
+            await until_nothing_is_held(client)
