@@ -886,21 +886,25 @@ class PoolInfo(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SHARED_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     shared: _builtins.bool
     """control's settings share the pool with all tenants"""
     ready: _builtins.bool
     """an engine of the pool takes new programs"""
+    durability: _builtins.str
+    """"on", "degrade" or "off" of launches that say nothing; "": the runtime's"""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         shared: _builtins.bool = ...,
         ready: _builtins.bool = ...,
+        durability: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "ready", b"ready", "shared", b"shared"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "name", b"name", "ready", b"ready", "shared", b"shared"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1076,7 +1080,7 @@ class EnginesReply(_message.Message):
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineSeen]: ...
     @_builtins.property
     def orders(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolOrder]:
-        """of pools that have an order of their own"""
+        """of pools that have an order or a durability of their own"""
 
     def __init__(
         self,
@@ -1095,7 +1099,7 @@ Global___EnginesReply: _TypeAlias = EnginesReply  # noqa: Y015
 
 @_typing.final
 class PoolOrder(_message.Message):
-    """Which programs go first on a pool's engines when a batch is full."""
+    """Which programs go first on a pool's engines when a batch is full, and what else is a pool's own."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1107,10 +1111,11 @@ class PoolOrder(_message.Message):
     SHORT_TOKENS_FIELD_NUMBER: _builtins.int
     PREEMPT_FIELD_NUMBER: _builtins.int
     EVERY_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     """TENANT/POOL"""
     order: _builtins.str
-    """such as "plas"; "" in a request: control's own order"""
+    """such as "plas"; "": control's own order, and fields 3 to 8 say nothing"""
     starved_at: _builtins.float
     """a program that has waited this many times its service goes first; 0: never"""
     placement: _builtins.str
@@ -1121,6 +1126,8 @@ class PoolOrder(_message.Message):
     """when a call may be stopped for others: "step", "quantum", "call"; "": control's own"""
     every: _builtins.int
     """steps for which a choice stands, with "step"; 0: control's own"""
+    durability: _builtins.str
+    """"on", "degrade" or "off" of launches that say nothing; "": the runtime's"""
     @_builtins.property
     def quanta_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """rising bounds of the queues, in device time; none: control's own"""
@@ -1136,10 +1143,11 @@ class PoolOrder(_message.Message):
         short_tokens: _builtins.int = ...,
         preempt: _builtins.str = ...,
         every: _builtins.int = ...,
+        durability: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["every", b"every", "order", b"order", "placement", b"placement", "pool", b"pool", "preempt", b"preempt", "quanta_s", b"quanta_s", "short_tokens", b"short_tokens", "starved_at", b"starved_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "every", b"every", "order", b"order", "placement", b"placement", "pool", b"pool", "preempt", b"preempt", "quanta_s", b"quanta_s", "short_tokens", b"short_tokens", "starved_at", b"starved_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1552,7 +1560,7 @@ class CatalogueEntry(_message.Message):
     pool: _builtins.str
     """the pool of launches that name none"""
     durability: _builtins.str
-    """"on", "degrade" or "off" for launches that say nothing; "": the runtime's"""
+    """"on", "degrade" or "off" for launches that say nothing; "": the pool's, else the runtime's"""
     @_builtins.property
     def source(self) -> _common_pb2.Source:
         """without data in replies of List, or if the data is too large: FetchBlob returns it"""

@@ -227,7 +227,7 @@ class LaunchSpec(_message.Message):
     pool: _builtins.str
     """TENANT/POOL, TENANT/*, or POOL of the tenant's own; "" any that the tenant may use"""
     durability: _builtins.str
-    """with durable: "on", "degrade", "off"; "": the inferlet's, else the runtime's"""
+    """with durable: "on", "degrade", "off"; "": the inferlet's, else the pool's, else the runtime's"""
     @_builtins.property
     def source(self) -> _common_pb2.Source:
         """or"""

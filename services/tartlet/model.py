@@ -236,7 +236,9 @@ class LaunchSpec:
     pool: str = ""  # "" any pool that the tenant may use; POOL of its own, TENANT/POOL, or TENANT/* for all of a tenant
     idempotency_key: str = ""  # a second launch with the same key returns the program of the first
     durable: bool = True  # False: the same as durability "off"
-    durability: str = ""  # "on", "degrade", "off" (`DURABILITIES`); "": the inferlet's, or else the runtime's
+    durability: str = (
+        ""  # "on", "degrade", "off" (`DURABILITIES`); "": the inferlet's, else the pool's, else the runtime's
+    )
     capabilities: Capabilities | None = None  # None: those of the inferlet's entry, and none of a source
     session: str = ""  # runs of one session count as one program where the order of programs is decided; "": none
     parent_session: str = ""  # the session that this one belongs to

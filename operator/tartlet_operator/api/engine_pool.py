@@ -295,6 +295,14 @@ class EnginePoolSpec(ApiModel):
         description="Which programs go first; unset: as control's settings say. A change takes effect at once, and no "
         "engine restarts.",
     )
+    durability: Literal["on", "degrade", "off"] | None = Field(
+        default=None,
+        description="Journals of launches that don't say, of inferlets that don't say, whose model the pool serves; in "
+        "quotes, as YAML takes on and off for booleans. `on`: a run whose journal can't be stored ends. `degrade`: it "
+        "goes on without. `off`: there is none. Left out: the runtimes' default. A change holds for later launches at "
+        "once, and no engine restarts. If pools that serve one model differ, the nearest to the tenant decides, of "
+        "these the first by name.",
+    )
     drain: Drain = Field(default_factory=Drain, description="How an engine goes away.")
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Changes to the pods.")
 

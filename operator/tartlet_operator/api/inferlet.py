@@ -203,7 +203,7 @@ class InferletSpec(ApiModel):
         default=None,
         description="Journals of launches that don't say, in quotes: YAML takes on and off for booleans. `on`: a run "
         "whose journal can't be stored ends. `degrade`: it goes on without. `off`: there is none. Left out: the "
-        "runtimes' default.",
+        "pool's, or else the runtimes' default.",
     )
     capabilities: Capabilities = Field(
         default_factory=Capabilities,

@@ -15,10 +15,9 @@ from tartlet_common.errors.registry import TartletError, Unavailable, UnknownInf
 from tartlet_common.rpc import endpoints, error_proto
 from tartlet_common.rpc.aborts import ERROR_KEY
 from tartlet_common.rpc.paging import pages
-from tartlet_operator.api.engine_pool import Scheduling
 from tartlet_operator.control.catalogue import fingerprint
 from tartlet_operator.control.open_call import OpenCall
-from tartlet_operator.control.orders import order_of
+from tartlet_operator.control.orders import Own, order_of
 from tartlet_protos import common_pb2, control_pb2, control_pb2_grpc
 
 _TIMEOUT_S: Final = 10.0
@@ -83,10 +82,9 @@ class ControlLink:
         finally:
             call.cancel()
 
-    async def set_order(self, pool: str, scheduling: Scheduling | None) -> None:
-        """Give the engines of a pool, NAMESPACE/NAME, an order of programs; None: control's own."""
-        order = control_pb2.PoolOrder(pool=pool) if scheduling is None else order_of(pool, scheduling)
-        request = control_pb2.SetOrderRequest(order=order)
+    async def set_order(self, pool: str, own: Own) -> None:
+        """Give a pool, NAMESPACE/NAME, what it has for its own, and what settings say of the rest."""
+        request = control_pb2.SetOrderRequest(order=order_of(pool, own))
         reply = await self._answer(self._current().control.SetOrder(request, timeout=_TIMEOUT_S))
         error = error_proto.error_from_proto(reply.error)
         if error is not None:

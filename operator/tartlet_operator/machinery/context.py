@@ -11,7 +11,6 @@ from tartlet import AsyncClient
 from tartlet_common.clock import Clock
 from tartlet_common.config.settings import OperatorSettings
 from tartlet_operator.api.common import ApiModel
-from tartlet_operator.api.engine_pool import Scheduling
 from tartlet_operator.api.events import ObjectEvent
 from tartlet_operator.api.meta import Key, Meta
 from tartlet_operator.api.printable import printable
@@ -19,6 +18,7 @@ from tartlet_operator.api.times import stamp
 from tartlet_operator.cluster.kube import Api
 from tartlet_operator.cluster.recorder import Recorder
 from tartlet_operator.control.link import ControlLink
+from tartlet_operator.control.orders import Own
 from tartlet_operator.machinery.followers import Followers
 from tartlet_operator.machinery.guard import Guard
 from tartlet_operator.machinery.metrics import Metrics
@@ -55,7 +55,7 @@ class ControlView:
         shared: the shared pools with a ready engine, `NAMESPACE/POOL`, by the model that they serve.
         work: each engine's work, by id.
         told_s: when control told the work, by the operator's clock.
-        orders: the orders of programs that pools, `NAMESPACE/POOL`, have for their own.
+        orders: what pools, `NAMESPACE/POOL`, have for their own; without pools that have nothing.
         silent: whether control was lost and hasn't answered since; `engines` becomes None when that lasts.
         catalogue: fingerprints by namespace and name; namespaces that were never listed are absent.
     """
@@ -66,7 +66,7 @@ class ControlView:
     catalogue: dict[str, dict[str, str]] = field(default_factory=dict)
     silent: bool = False
     shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    orders: Mapping[str, Scheduling] = field(default_factory=dict)
+    orders: Mapping[str, Own] = field(default_factory=dict)
     work: Mapping[str, Work] = field(default_factory=dict)
     told_s: float = 0.0
 

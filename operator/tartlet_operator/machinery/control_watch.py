@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Final
 
 from tartlet_common.errors.registry import TartletError
-from tartlet_operator.control.orders import scheduling_of
+from tartlet_operator.control.orders import own_of
 from tartlet_operator.machinery.context import Context, Work
 from tartlet_protos import control_pb2
 
@@ -87,8 +87,8 @@ class ControlWatch:
                 self._ctx.queue.add(inferlet)
 
     def _order(self, reply: control_pb2.EnginesReply) -> None:
-        """Note the orders of pools, and queue all pools if control has others than before."""
-        orders = {each.pool: scheduling_of(each) for each in reply.orders}
+        """Note what pools have for their own, and queue all pools if control has it otherwise than before."""
+        orders = {each.pool: own_of(each) for each in reply.orders}
         if orders != self._ctx.view.orders:
             self._ctx.view.orders = orders
             for pool in list(self._ctx.store.pools):

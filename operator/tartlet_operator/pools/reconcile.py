@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from tartlet_common.errors.registry import TartletError
 from tartlet_operator.api.conditions import find, holds
-from tartlet_operator.api.engine_pool import EnginePool, EnginePoolSpec, EnginePoolStatus, Scheduling
+from tartlet_operator.api.engine_pool import EnginePool, EnginePoolSpec, EnginePoolStatus
 from tartlet_operator.api.meta import DRAIN_FINALIZER, MANAGER, POOL_LABEL, Key, Meta, pool_selector
 from tartlet_operator.cluster.kube import ApiError
-from tartlet_operator.control.orders import order_of, scheduling_of
+from tartlet_operator.control.orders import Own, order_of, own_of
 from tartlet_operator.machinery.context import Context
 from tartlet_operator.machinery.store import PoolSeen
 from tartlet_operator.pools.manifests import deployment, disruption_budget
@@ -74,7 +74,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         rivals=_rivals(ctx, key, pool.spec.model.name),
     )
     await _guard(ctx, key, meta, facts)
-    await _ordered(ctx, key, None if meta.deleting else pool.spec.scheduling)
+    await _ordered(ctx, key, Own() if meta.deleting else Own.of(pool.spec))
     new = status(facts, old, ctx.now)
     await ctx.write_status(key, meta, old, new, events(old, new, same_pods=made.same_pods))
     _remember(ctx, key, replace(_seen(pool, meta, new), wanted=facts.wanted))
@@ -83,13 +83,13 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
     return START_S if any(p.unstarted for p in facts.pods) else None
 
 
-async def _ordered(ctx: Context, key: Key, wanted: Scheduling | None) -> None:
-    """Give the pool's engines the spec's order of programs, where control has another.
+async def _ordered(ctx: Context, key: Key, wanted: Own) -> None:
+    """Give the pool the spec's order of programs and durability, where control has others.
 
     What control doesn't take is tried again with the next word from control.
     """
     path = f"{key.namespace}/{key.name}"
-    if ctx.view.engines is None or ctx.view.orders.get(path) == (wanted and scheduling_of(order_of(path, wanted))):
+    if ctx.view.engines is None or ctx.view.orders.get(path, Own()) == own_of(order_of(path, wanted)):
         return
     try:
         await ctx.control.set_order(path, wanted)
@@ -266,7 +266,7 @@ async def gone(ctx: Context, key: Key) -> None:
     """Queue the namespace's Inferlets, which a deleted pool may have served."""
     known = key in ctx.store.pools
     ctx.forget(key)
-    await _ordered(ctx, key, None)
+    await _ordered(ctx, key, Own())
     ctx.guard.changed.set()  # the release's values may want a pool of this name
     if known:  # else a pod names a pool that never existed
         for inferlet in list(ctx.store.inferlets):

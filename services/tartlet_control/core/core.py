@@ -84,12 +84,8 @@ class Core:
         )
         self.runtimes = runtimes = Runtimes(self.lifecycle, settings, clock)
         self.sessions = runtimes.sessions
-        self.on_runtime, self.on_runtime_gone, self.lose_runtime = (
-            runtimes.on_runtime,
-            runtimes.on_runtime_gone,
-            runtimes.lose_runtime,
-        )
-        self.takeovers = runtimes.takeovers
+        self.on_runtime, self.on_runtime_gone = runtimes.on_runtime, runtimes.on_runtime_gone
+        self.lose_runtime, self.takeovers = runtimes.lose_runtime, runtimes.takeovers
         self.on_journals, self.on_stopping = runtimes.on_journals, runtimes.on_stopping
         self.on_kept, self.on_start, self.on_end = runtimes.on_kept, runtimes.on_start, runtimes.on_end
         self.batchers = self.lifecycle.batchers
@@ -119,9 +115,8 @@ class Core:
         self._strict = strict
         self.engines_version = 0
         """Grows whenever an engine comes, goes or changes its state."""
-        self._connections = 0
+        self._connections = self._checks = 0
         self._checked_s = clock.now()
-        self._checks = 0
 
     # ---- programs ---------------------------------------------------------------------------------------------------
 
@@ -275,6 +270,11 @@ class Core:
         stops = preempt, every
         self.orders.change(pool, name, quanta_s, starved_at, self.batchers, placement, short_tokens, stops)
         self.engines_version += 1
+
+    def set_durability(self, pool: str, durability: str) -> None:
+        """Give a pool another durability, and tell runtimes; arguments and errors as `PoolOrders.set_durability`."""
+        if self.orders.set_durability(pool, durability):
+            self._models_changed()
 
     def cordon(self, engine_id: str, *, drain: bool = False) -> EngineState:
         """Place no new programs on an engine; with `drain`, tell it to go once it has no programs.

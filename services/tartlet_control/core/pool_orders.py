@@ -1,4 +1,4 @@
-"""Which order of programs each engine follows, and how contexts find engines: as the pool says, or control itself."""
+"""What pools have for their own: the order of programs, the placement of contexts, the durability of launches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from tartlet_common.config.settings import ControlSettings
+from tartlet_common.durability import check_durability
 from tartlet_common.engine.pools import Home
 from tartlet_common.errors.registry import Overloaded
 from tartlet_control.batching.batcher import Batcher
@@ -16,7 +17,7 @@ from tartlet_control.placement.policies import Placement, placement_of
 from tartlet_control.tables.engines import EngineState
 
 MOST_POOLS: Final = 4096
-"""Pools with an order of their own."""
+"""Pools with an order of their own, and pools with a durability of their own."""
 
 
 class PoolOrders:
@@ -44,6 +45,8 @@ class PoolOrders:
         self.placement = placement_of(settings.placement, settings.placement_short_tokens)
         self.placements: dict[str, Placement] = {}
         """By the paths of pools that have a placement of their own."""
+        self.durabilities: dict[str, str] = {}
+        """Of launches that say nothing, by the paths of pools that have a durability of their own."""
 
     def placement_of(self, pools: Iterable[str]) -> Placement:
         """Return the placement of a model that these pools serve: the first pool's that has one, or control's own."""
@@ -102,3 +105,30 @@ class PoolOrders:
             self.placements.pop(pool, None)
         for engine, batcher in batchers.items():
             batcher.order = self.of(engine.home)
+
+    def check_durability(self, pool: str, durability: str) -> None:
+        """Check what `set_durability` is given, and change nothing.
+
+        Raises:
+            InvalidArgument: there is no such durability.
+            Overloaded: too many pools have durabilities.
+        """
+        check_durability(durability)
+        if durability and pool not in self.durabilities and len(self.durabilities) >= MOST_POOLS:
+            raise Overloaded(what="control's durabilities of pools", limit=MOST_POOLS)
+
+    def set_durability(self, pool: str, durability: str) -> bool:
+        """Give a pool a durability of launches that say nothing. Returns whether it is another than before.
+
+        Args:
+            pool: its path, TENANT/POOL.
+            durability: one of `DURABILITIES`; "" for the runtimes' settings.
+
+        Raises:
+            InvalidArgument, Overloaded: as `check_durability`.
+        """
+        self.check_durability(pool, durability)
+        before = self.durabilities.pop(pool, "")
+        if durability:
+            self.durabilities[pool] = durability
+        return durability != before

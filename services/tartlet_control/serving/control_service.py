@@ -283,10 +283,11 @@ class ControlService(WatchService):
         return self._act(lambda: self._core.resume(request.engine_id))
 
     async def SetOrder(self, request: control_pb2.SetOrderRequest, context: Context) -> control_pb2.SetOrderReply:  # noqa: N802
-        """Let a pool's engines follow another order of programs, from their next steps on."""
+        """Give a pool an order of programs, from its engines' next steps on, and a durability of later launches."""
         asked = request.order
         try:
             greeting.check_id("pool", asked.pool)
+            self._core.orders.check_durability(asked.pool, asked.durability)
             self._core.set_order(
                 asked.pool,
                 asked.order,
@@ -297,6 +298,7 @@ class ControlService(WatchService):
                 preempt=asked.preempt,
                 every=asked.every,
             )
+            self._core.set_durability(asked.pool, asked.durability)
         except TartletError as e:
             return control_pb2.SetOrderReply(error=error_to_proto(e))
         self._loop.changed()

@@ -50,7 +50,8 @@ def _starts(core: Core, notices: Notices, numbers: Numbering) -> list[control_pb
     """Return models and starts in as few frames as fit."""
     frames = []
     if notices.models_changed:
-        models = [info for m in core.models if (info := model_info(m, numbers)) is not None]
+        infos = (model_info(m, numbers, core.orders.durabilities) for m in core.models)
+        models = [info for info in infos if info is not None]
         frames.append(control_pb2.ControlFrame(models_changed=True, models=models))
     replies = [
         control_pb2.StartReply(handle=h, error=error_to_proto(e), existing_program_id=existing)

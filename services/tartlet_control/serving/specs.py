@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Final
 
 from tartlet_common.engine import defaults
+from tartlet_common.engine.pools import Home
 from tartlet_common.engine.spec import AdapterSpec, EngineSpec, adapters_of
 from tartlet_common.errors.registry import InvalidArgument
 from tartlet_control.tables.models import ServedModel
@@ -144,10 +146,20 @@ def known_model(info: control_pb2.ModelInfo) -> tuple[int, EngineSpec, str | Non
     return info.index, spec_from_json(info.spec_json), info.owner if info.owned else None
 
 
-def model_info(model: ServedModel, numbers: Numbering) -> control_pb2.ModelInfo | None:
-    """Return what runtimes are told of a model; None for one that no message can carry, which costs that one alone."""
+def model_info(model: ServedModel, numbers: Numbering, durabilities: Mapping[str, str]) -> control_pb2.ModelInfo | None:
+    """Return what runtimes are told of a model; None for one that no message can carry, which costs that one alone.
+
+    Args:
+        model: the model.
+        numbers: of models, as the runtime knows them.
+        durabilities: of launches that say nothing, by the paths of pools.
+    """
     try:
-        return control_pb2.ModelInfo(**model.info() | {"index": numbers.theirs(model.index)})
+        info = control_pb2.ModelInfo(**model.info() | {"index": numbers.theirs(model.index)})
     except (TypeError, ValueError):
         log.exception("runtimes aren't told of model %d", model.index)
         return None
+    for pool in info.pools:
+        if pool.name:
+            pool.durability = durabilities.get(Home(model.owner, pool.name).path, "")
+    return info

@@ -9,6 +9,7 @@ from typing import Any, Final
 from tartlet_common.engine.pools import Reach
 from tartlet_common.rpc.tenancy import EVERYONE, Scope
 from tartlet_control.core.core import Core
+from tartlet_control.core.pool_orders import PoolOrders
 from tartlet_control.order.expecting import left
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.models import ServedModel
@@ -89,20 +90,21 @@ def engines_of(core: Core, programs: Mapping[str, int]) -> control_pb2.EnginesRe
             )
             for e in core.engines.values()
         ],
-        orders=[
-            control_pb2.PoolOrder(
-                pool=pool,
-                order=order.name,
-                quanta_s=order.bounds_s,
-                starved_at=order.starved_at,
-                placement=own.name if (own := core.orders.placements.get(pool)) else "",
-                short_tokens=own.short_tokens if own else 0,
-                preempt=core.orders.stops[pool][0],
-                every=core.orders.stops[pool][1],
-            )
-            for pool, order in core.orders.of_pool.items()
-        ],
+        orders=[_own(core.orders, pool) for pool in core.orders.of_pool | core.orders.durabilities],
     )
+
+
+def _own(orders: PoolOrders, pool: str) -> control_pb2.PoolOrder:
+    """Return what a pool has for its own: an order, a durability or both."""
+    told = control_pb2.PoolOrder(pool=pool, durability=orders.durabilities.get(pool, ""))
+    order, placement = orders.of_pool.get(pool), orders.placements.get(pool)
+    if order is not None:
+        told.order, told.starved_at = order.name, order.starved_at
+        told.quanta_s.extend(order.bounds_s)
+        told.preempt, told.every = orders.stops[pool]
+    if placement is not None:
+        told.placement, told.short_tokens = placement.name, placement.short_tokens
+    return told
 
 
 def pool_of(e: EngineState) -> str:

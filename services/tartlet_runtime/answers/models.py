@@ -46,6 +46,7 @@ class ServedModel:
     ready: bool
     owner: str | None = None  # the tenant whose pools serve it; None: everyone's engines do
     pools: tuple[tuple[Home, bool], ...] = ()  # the pools with engines, and whether each has a ready one
+    durabilities: tuple[tuple[Home, str], ...] = ()  # of launches that say nothing, for the pools that have one
 
     def rank(self, reach: Reach) -> int | None:
         """Return how near the model is to a program, as control does; None: the program doesn't see it."""
@@ -57,6 +58,11 @@ class ServedModel:
     def ready_for(self, reach: Reach) -> bool:
         """Whether an engine that the program may use takes new programs."""
         return any(ready and reach.rank(home) is not None for home, ready in self.pools)
+
+    def durability(self, reach: Reach) -> str:
+        """Return the durability of the nearest pool that has one, of those that a program may use; "": none has."""
+        modes = [(rank, home.pool, mode) for home, mode in self.durabilities if (rank := reach.rank(home)) is not None]
+        return min(modes)[2] if modes else ""
 
     def info_json(self) -> bytes:
         """Return the answer to GET_MODEL."""
@@ -98,7 +104,8 @@ def model_from_proto(info: control_pb2.ModelInfo) -> ServedModel:
     pools = tuple((Home(owner, pool.name, pool.shared), pool.ready) for pool in info.pools)
     if not info.owned and not pools:  # a control of the last release names no pools
         pools = ((EVERYONES_HOME, info.ready),)
-    return ServedModel(info.index, info.name, EngineSpec(**known), info.ready, owner, pools)
+    durabilities = tuple((Home(owner, p.name, p.shared), p.durability) for p in info.pools if p.durability)
+    return ServedModel(info.index, info.name, EngineSpec(**known), info.ready, owner, pools, durabilities)
 
 
 class ModelTable:
@@ -201,6 +208,19 @@ class ModelTable:
         if own is not None and own.spec.model_digest != called[0].spec.model_digest and not own.ready_for(reach):
             return own
         return called[0]
+
+    def durability(self, name: str, reach: Reach, default: str) -> str:
+        """Return the durability of a launch that says nothing: of a pool that serves its model, or else the default.
+
+        Args:
+            name: the launch's model; "": the default one.
+            reach: the launch's.
+            default: of launches whose model is unknown, or whose pools have no durability.
+        """
+        try:
+            return self.find(name, reach).durability(reach) or default
+        except (NoEngine, UnknownModel):
+            return default
 
     def by_index(self, index: int, reach: Reach) -> ServedModel:
         """The model that a program calls `index`.

@@ -80,8 +80,8 @@ class ProgramTable:
         self._spans = Spans(scraped=bool(settings.health_address))
         self.limits = default_limits(settings)
         self.client_grace_s = settings.client_grace_s
-        self.durability = settings.durability
-        """Of launches that ask for none."""
+        self.durability = partial(models.durability, default=settings.durability)
+        """Of launches that ask for none (`specs.Durability`)."""
         self._live: dict[int, Program] = {}  # by handle
         self._by_id: dict[str, Program] = {}  # live and kept
         self._by_key: dict[tuple[str, str], Program] = {}  # tenant and idempotency key

@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 from tartlet_common.capabilities import ENTRY, LAUNCH, SHARED, Grant
 from tartlet_common.durability import check_durability
+from tartlet_common.engine.pools import Reach
 from tartlet_common.errors.registry import InvalidArgument, InvalidSource, SourceTooLarge
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.abi.limits import MAX_ARGS_BYTES, MAX_NAME_BYTES, PYTHON_BYTES, ProgramLimits, resolve
 from tartlet_runtime.program.spec import ProgramSpec
 from tartlet_runtime.wasm.compiling.aot import is_component
 
+Durability: TypeAlias = Callable[[str, Reach], str]
+"""Tells the durability of a launch that says nothing: "on", "degrade" or "off", by its model and its reach."""
 _Source = common_pb2.Source
 _SEED_BYTES = 16
 _TRACE_KEYS = ("traceparent", "tracestate", "baggage")
@@ -25,7 +30,7 @@ def specify(
     asked: programs_pb2.LaunchSpec,
     source: common_pb2.Source,
     defaults: ProgramLimits,
-    durability: str = "on",
+    durability: Durability = lambda *_: "on",
     entry: common_pb2.Capabilities | None = None,
 ) -> ProgramSpec:
     """Check a launch and fill in what it leaves open.
@@ -34,7 +39,7 @@ def specify(
         asked: the launch, with the defaults of its entry in the catalogue.
         source: holds the program's bytes.
         defaults: the runtime's limits.
-        durability: what the runtime does for launches that don't say: "on", "degrade" or "off".
+        durability: of launches that don't say, whose entries don't say either. Asked once names are found short enough.
         entry: what the program's entry in the catalogue lets it reach; None: it has none.
 
     Raises:
@@ -113,8 +118,10 @@ def _grant(place: str, told: common_pb2.Capabilities) -> Grant:
     return Grant.of(place, told.http, told.secrets, **shared)
 
 
-def _durability(asked: programs_pb2.LaunchSpec, default: str) -> str:
+def _durability(asked: programs_pb2.LaunchSpec, default: Durability) -> str:
     """Return the mode of a launch. Clients that know no modes say `durable` alone, and may only choose "off".
+
+    A fork that says nothing keeps a journal whatever the default is, because it begins from one.
 
     Raises:
         InvalidArgument: the mode is unknown.
@@ -122,4 +129,7 @@ def _durability(asked: programs_pb2.LaunchSpec, default: str) -> str:
     check_durability(asked.durability)
     if not asked.durable:
         return "off"
-    return asked.durability or ("degrade" if asked.degrade else default)
+    if said := asked.durability or ("degrade" if asked.degrade else ""):
+        return said
+    mode = default(asked.model, Reach.of(asked.tenant, asked.pool))
+    return "on" if mode == "off" and asked.HasField("fork") else mode

@@ -1,4 +1,4 @@
-"""An EnginePool's order of programs reaches a real control, at once and again, and goes with the pool."""
+"""An EnginePool's order and durability reach a real control, at once and again, and go with the pool."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ async def test_a_pools_order_is_controls_and_changes_without_a_new_pod(
                     assert {o.pool for o in reply.orders} <= {f"{namespace}/pool"}
                     return
 
+        async def told_durability(order: str, durability: str) -> None:
+            while True:
+                reply = await watch.read()
+                assert isinstance(reply, control_pb2.EnginesReply)
+                if [(o.order, o.durability) for o in reply.orders] == [(order, durability)]:
+                    return
+
         quick = {"order": "plas", "quantaMilliseconds": [100, 400]}
         it.create("EnginePool", "pool", {**FAKE, "scheduling": quick})
         await told(("plas", [0.1, 0.4], 8.0))
@@ -47,6 +54,16 @@ async def test_a_pools_order_is_controls_and_changes_without_a_new_pod(
         assert it.core("GET", "apis/apps/v1", "deployments/pool")["spec"]["template"] == template
         await control.SetOrder(control_pb2.SetOrderRequest(order=control_pb2.PoolOrder(pool=f"{namespace}/pool")))
         await told(("gittins", [0.1, 0.4], 64.0))  # the operator gives a control that knows nothing the order again
+        it.patch("EnginePool", "pool", {"spec": {"scheduling": None, "durability": "off"}})
+        await told_durability("", "off")  # a pool without an order is listed for its durability alone
+        assert it.core("GET", "apis/apps/v1", "deployments/pool")["spec"]["template"] == template
+        await control.SetOrder(control_pb2.SetOrderRequest(order=control_pb2.PoolOrder(pool=f"{namespace}/pool")))
+        await told_durability("", "off")
+        it.patch("EnginePool", "pool", {"spec": {"scheduling": quick, "durability": "degrade"}})
+        await told_durability("plas", "degrade")
+        with pytest.raises(Refused) as never:
+            it.patch("EnginePool", "pool", {"spec": {"durability": "never"}})
+        assert never.value.status == 422
         for wrong in (
             {"order": "srpt"},
             {"preempt": "never"},

@@ -64,7 +64,7 @@ def test_a_launch_is_as_durable_as_it_says_or_else_as_the_runtime_is(
     asked: dict[str, Any], default: str, wanted: tuple[bool, bool]
 ) -> None:
     launch = programs_pb2.LaunchSpec(source=common_pb2.Source(language=common_pb2.Source.PYTHON, data=b"pass"), **asked)
-    spec = specify(launch, launch.source, LIMITS, default)
+    spec = specify(launch, launch.source, LIMITS, lambda *_: default)
     assert (spec.durable, spec.degrades) == wanted
 
 
