@@ -24,7 +24,6 @@ def host() -> Host:
     made.core.on_engine("everyones", "inc", spec, Home(None, "gpu"))
     told(made)
     return made
-    return made
 
 
 def told(host: Host) -> bool:

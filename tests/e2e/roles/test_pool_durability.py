@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -40,7 +41,7 @@ async def set_durability(control: control_pb2_grpc.ControlAsyncStub, durability:
     return error_from_proto(reply.error)
 
 
-async def is_recorded(server: Serving, client: tartlet.AsyncClient, **launch: str) -> bool:
+async def is_recorded(server: Serving, client: tartlet.AsyncClient, **launch: Any) -> bool:
     """Returns whether a program that waits leaves a journal when it is killed."""
     run = await client.run(spec=tartlet.LaunchSpec(program("waits"), **launch))
     return await leaves_journal(server, client, run.program_id)

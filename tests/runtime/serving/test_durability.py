@@ -27,8 +27,10 @@ PYTHON = common_pb2.Source(language=common_pb2.Source.PYTHON, data=b"pass")
 def info(index: int, name: str, owner: str | None, *pools: control_pb2.PoolInfo) -> control_pb2.ModelInfo:
     """Returns what control says of a model without a tokenizer."""
     spec = json.dumps(asdict(engine_spec(model=name, tokenizer_digest="")))
-    owned = {"owned": owner is not None, "owner": owner or ""}
-    return control_pb2.ModelInfo(index=index, name=name, spec_json=spec, ready=True, pools=pools, **owned)
+    owned = owner is not None
+    return control_pb2.ModelInfo(
+        index=index, name=name, spec_json=spec, ready=True, pools=pools, owned=owned, owner=owner or ""
+    )
 
 
 def pool(name: str, durability: str = "", *, shared: bool = False, ready: bool = True) -> control_pb2.PoolInfo:
@@ -114,7 +116,8 @@ def test_a_change_holds_at_once(table: ModelTable) -> None:
 def test_a_launch_says_or_else_its_pool_or_else_the_runtime(
     table: ModelTable, asked: dict[str, Any], setting: str, wanted: str
 ) -> None:
-    launch = programs_pb2.LaunchSpec(**{"source": PYTHON, "tenant": "a", "model": "demo", "durable": True} | asked)
+    fields: dict[str, Any] = {"source": PYTHON, "tenant": "a", "model": "demo", "durable": True} | asked
+    launch = programs_pb2.LaunchSpec(**fields)
     durability: Durability = partial(table.durability, default=setting)
     spec = specify(launch, PYTHON, LIMITS, durability)
     assert (spec.durable, spec.degrades) == (wanted != "off", wanted == "degrade")
