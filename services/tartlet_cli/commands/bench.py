@@ -28,6 +28,7 @@ BENCHMARKS = {  # name: (module, what it measures)
     "pauses": ("survival.pauses", "how long programs stand still when a process is killed"),
     "sessions": ("survival.sessions", "a session of 100,000 messages: memory and journals stay as they are"),
     "telemetry": ("telemetry", "what exporting telemetry costs"),
+    "gateway": ("front.latency", "what the HTTP gateway adds to a chat's first token, and its CPU time"),
     "streams": ("front.streams", "2,000 idle streams and 200 active ones of the HTTP gateway"),
     "page": ("front.page", "the web page's script time a frame while 1,000 programs change"),
     "operator": ("operator_load.scale", "the operator with up to 10,000 Inferlets; needs etcd"),
