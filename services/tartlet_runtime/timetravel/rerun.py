@@ -16,10 +16,12 @@ from tartlet_common.errors.registry import Diverged, InvalidSource, TartletError
 from tartlet_protos import common_pb2
 from tartlet_runtime.abi.commands import Command, commands_of
 from tartlet_runtime.abi.guest import Delivery
+from tartlet_runtime.budget.ledger import Ledger
 from tartlet_runtime.guests.build import python_guest
 from tartlet_runtime.journal.records import CommandDigest, JournalHeader, JournalRecord
 from tartlet_runtime.journal.replay import run_guest
 from tartlet_runtime.wasm import HostConfig, LinkedModule, WasmHost
+from tartlet_runtime.wasm.compiling.aot import AotCache
 from tartlet_runtime.wasm.compiling.engine_flags import flags_digest
 from tartlet_runtime.wasm.types import WaitRequest
 
@@ -49,6 +51,7 @@ del __note_lines
 ROOT is the directory of a program of several files, and "" for other programs.
 """
 
+_NUMBER = re.compile(r"[0-9]{1,10}")
 _MAIN = re.compile(rb"^(async )?def main\b", re.MULTILINE)
 
 AtWait = Callable[["Rerun", JournalRecord], None]
@@ -94,7 +97,7 @@ class Rerun:
         for line in data.decode(errors="replace").splitlines():
             ticket, _, place = line.partition(" ")
             number, _, file = place.partition(" ")
-            if ticket.isdigit() and number.isdigit():
+            if _NUMBER.fullmatch(ticket) and _NUMBER.fullmatch(number):  # the program may print anything
                 self.lines[int(ticket)] = f"{file}:{number}"
 
     def on_wait(self, request: WaitRequest) -> Delivery | None:
@@ -208,7 +211,7 @@ def _traced(source: bytes, filename: str) -> str:
 
 
 @contextmanager
-def sandbox() -> Iterator[Sandbox]:
-    """Open a sandbox for replays."""
-    with WasmHost(HostConfig(max_guests=2)) as wasm:
+def sandbox(ledger: Ledger | None = None) -> Iterator[Sandbox]:
+    """Open a sandbox for replays. Compilers take memory from `ledger`."""
+    with WasmHost(HostConfig(max_guests=2), aot=AotCache(ledger=ledger)) as wasm:
         yield Sandbox(wasm)

@@ -11,12 +11,14 @@ import json
 import resource
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Final
 
 from tartlet_common.abi import Event, Op, Record, decode
 from tartlet_common.errors.registry import Diverged, TartletError
 from tartlet_protos import common_pb2
 from tartlet_runtime.abi.commands import Command
+from tartlet_runtime.budget.ledger import Ledger
 from tartlet_runtime.journal.records import JournalHeader, JournalRecord, Kind, ParsedJournal, parse_journal
 from tartlet_runtime.timetravel.report import recorded_end
 from tartlet_runtime.timetravel.rerun import Rerun, sandbox
@@ -24,6 +26,11 @@ from tartlet_runtime.timetravel.rerun import Rerun, sandbox
 SHOWN: Final = 200
 """Calls of a turn that are shown, and answers; the others are counted."""
 _TEXT_CHARS: Final = 4000
+PAGE_BYTES: Final = 1 << 20
+"""JSON of a page of several turns, and of one turn's texts: a reply must fit one message."""
+_PLACE_CHARS: Final = 300
+_WHY_CHARS: Final = 500
+_COMPILER_BYTES: Final = 256 << 20
 _OPS: Final = frozenset(map(int, Op))
 _EVENTS: Final = frozenset(map(int, Event))
 _ASKED: Final = frozenset(
@@ -53,12 +60,13 @@ def page_of(
         rerun: the run again, as far as it came; None: it can't be run again.
         why_not: why calls aren't known, from some turn on; "" if they are.
         first: number of the first turn, from 1.
-        count: how many turns, at most.
+        count: how many turns, at most. There are fewer if they don't fit `PAGE_BYTES`.
         texts: whether to tell what programs, models and clients wrote.
     """
     told, heard = _split(parsed.records)
     total = len(told) + 1
-    turns = []
+    turns: list[dict[str, Any]] = []
+    size = 0
     names: dict[int, Command] = {}
     for number in range(1, min(total, first + count - 1) + 1):
         calls = _calls(rerun, number, total)
@@ -70,17 +78,31 @@ def page_of(
         if number < total:
             record = told[number - 1]
             turn |= {"at_s": record.clock_ns / 1e9, **_shown("told", _told(record, names, texts=texts))}
+        size += _fit(turn)
+        if turns and size > PAGE_BYTES:
+            break
         turns.append(turn)
-    last = first + count
+    last = first + len(turns)
     return {
         "object": "journal",
         "id": parsed.header.program_id,
         "total": total,
         "next": last if last <= total else None,
-        "why_no_calls": why_not,
+        "why_no_calls": why_not[:_WHY_CHARS],
         "turns": turns,
         "ended": _end(parsed.records, texts=texts),
     }
+
+
+def _fit(turn: dict[str, Any]) -> int:
+    """Leave out texts of a turn that don't fit a page. Returns the size of its JSON in bytes."""
+    room = PAGE_BYTES
+    for item in chain(turn["calls"] or (), turn["messages"], turn.get("told") or ()):
+        room -= len(json.dumps(item.get("text", "")))
+        if room < 0 and "text" in item:
+            del item["text"]
+            item["text_left_out"] = True
+    return len(json.dumps(turn))
 
 
 def _split(records: Sequence[JournalRecord]) -> tuple[list[JournalRecord], list[list[JournalRecord]]]:
@@ -120,7 +142,7 @@ def _call(rerun: Rerun | None, call: Command, *, texts: bool) -> dict[str, Any]:
         "ticket": call.ticket,
         "queue": call.queue,
         "bytes": len(call.payload),
-        "line": line,
+        "line": line[:_PLACE_CHARS],
         **text,
     }
 
@@ -177,7 +199,7 @@ def run_again(header: JournalHeader, deliveries: Sequence[JournalRecord]) -> tup
         return None, "the program ran outside the sandbox"
     rerun = Rerun(header, deliveries)
     try:
-        with sandbox() as box:
+        with sandbox(Ledger(_COMPILER_BYTES)) as box:
             box.check(header, header.source)
             box.run(rerun, header.source)
     except Diverged as e:

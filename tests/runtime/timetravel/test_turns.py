@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tartlet_common.abi import RECORD_STRUCT, Event, Flag, Op
 from tartlet_common.errors.registry import OutOfPages
 from tartlet_protos import common_pb2
@@ -9,7 +11,7 @@ from tartlet_runtime.abi.commands import Command
 from tartlet_runtime.journal.records import JournalHeader, JournalRecord, Kind, ParsedJournal
 from tartlet_runtime.program.inbox import pack_delivery
 from tartlet_runtime.timetravel.rerun import Rerun
-from tartlet_runtime.timetravel.turns import SHOWN, page_of, run_again
+from tartlet_runtime.timetravel.turns import PAGE_BYTES, SHOWN, page_of, run_again
 
 HEADER = JournalHeader("p", common_pb2.Source.NATIVE, "a.py", (), bytes(16), 0, "")
 
@@ -64,3 +66,22 @@ def test_calls_are_known_up_to_where_the_run_again_came() -> None:
     assert page_of(whole, rerun, "", 3, 1)["turns"][0]["calls"] is None, "it waits, and nobody knows for what"
     rerun.ended = True
     assert [call["call"] for call in page_of(whole, rerun, "", 3, 1)["turns"][0]["calls"]] == ["send"]
+
+
+def test_a_page_of_many_and_of_large_turns_fits_one_message() -> None:
+    text = b"\x01" * 4000  # six bytes of JSON each
+    large = JournalRecord(5, b"", b"\x00" + text, kind=Kind.MESSAGE)
+    small = [delivery((Event.RESULT, 7, b"x")) for _ in range(3)]
+    journal = parsed(small[0], *[large] * SHOWN, small[1], *[large] * 20, small[2])
+    first, turns = 1, []
+    while first is not None:
+        page = page_of(journal, None, "", first, 200, texts=True)
+        assert len(json.dumps(page)) < 2 * PAGE_BYTES
+        turns += page["turns"]
+        assert page["next"] in (None, len(turns) + 1)
+        first = page["next"]
+    assert [turn["turn"] for turn in turns] == [1, 2, 3, 4]
+    left_out = [sum("text_left_out" in message for message in turn["messages"]) for turn in turns]
+    assert left_out[0] == left_out[2] == left_out[3] == 0 < left_out[1]
+    assert all(("text" in m) != ("text_left_out" in m) for turn in turns for m in turn["messages"])
+    assert len(page_of(journal, None, "", 1, 200)["turns"]) == 4

@@ -59,7 +59,7 @@ export function Journal({ id, state }) {
     return () => over.abort();
   }, [id, first, texts, again]);
 
-  const to = page ? Math.min(page.total, first + COUNT - 1) : 0;
+  const to = page ? (page.next ?? page.total + 1) - 1 : 0;
   return html`<div class="controls">
       <button type="button" disabled=${reading || first === 1} onClick=${() => setFirst(Math.max(1, first - COUNT))}>Earlier turns</button>
       <button type="button" disabled=${reading || !page?.next} onClick=${() => setFirst(page.next)}>Later turns</button>
