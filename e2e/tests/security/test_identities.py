@@ -22,7 +22,7 @@ from tartlet_common.rpc.access import ACCESS, IDENTITIES
 PROGRAMS = {
     *("Programs/Launch", "Programs/Attach", "Programs/Send", "Programs/Kill"),
     *("Programs/List", "Programs/Validate", "Programs/Upload", "Programs/RuntimeState"),
-    *("Programs/ExportJournal", "Programs/ImportJournal"),
+    *("Programs/ExportJournal", "Programs/ImportJournal", "Programs/ReadJournal", "Programs/Leave"),
 }
 CATALOGUE = {"Catalogue/Upload", "Catalogue/Put", "Catalogue/Delete", "Catalogue/Get", "Catalogue/List"}
 MAY: dict[str, set[str]] = {
