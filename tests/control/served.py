@@ -69,13 +69,13 @@ class Runtime:
         self.stream.cancel()
         await self.channel.close()
 
-    async def begin(self, incarnation: str, *, frame_socket: bool = False) -> None:
-        hello = control_pb2.RuntimeHello(protocol=1, runtime_id="rt", incarnation=incarnation)
+    async def begin(self, incarnation: str, *, frame_socket: bool = False, **fields: Any) -> None:
+        hello = control_pb2.RuntimeHello(protocol=1, runtime_id="rt", incarnation=incarnation, **fields)
         hello.frame_socket = frame_socket
         await self.call.write(control_pb2.RuntimeFrame(hello=hello))
 
-    async def hello(self, incarnation: str = "i") -> Any:
-        await self.begin(incarnation, frame_socket=self.frame_socket)
+    async def hello(self, incarnation: str = "i", **fields: Any) -> Any:
+        await self.begin(incarnation, frame_socket=self.frame_socket, **fields)
         frame = await self.read()
         assert bool(frame.hello.frames.ticket) == self.frame_socket
         self.stream = await self.joiner.join(self.call, frame.hello.frames, control_pb2.ControlFrame)

@@ -95,6 +95,7 @@ class Runtimes:
         session.programs = {r.handle: known[r.program_id] for r in announced if r.program_id in known}
         notices = session.outbox.notices
         notices.models_changed = True
+        session.models.awaited = any(request.history for request in announced)
         told = {handle for handle, _ in notices.kills}
         for handle, program in session.programs.items():
             if program.killed is not None and handle not in told:  # it may not have heard

@@ -204,9 +204,7 @@ class ControlService(WatchService):
             core.on_journals(session, frame.journals)
         for start in frame.starts:
             core.on_start(session, start_request(start))
-        if frame.models:
-            self._restorer.on_models(session, map(known_model, frame.models))
-            session.outbox.notices.models_changed = True
+        self._take_models(session, frame)
         for part in frame.histories:
             self._restorer.on_part(session, part.handle, part.data, more=part.more)
             link.folding.set()
@@ -226,6 +224,15 @@ class ControlService(WatchService):
         if not frame.more or core.takes_parts:
             self._loop.pump(own=link)
 
+    def _take_models(self, session: RuntimeSession, frame: control_pb2.RuntimeFrame) -> None:
+        """Take a runtime's models, and tell it control's from then on. Without models, commands or ends come next."""
+        numbers = session.models
+        if frame.models:
+            self._restorer.on_models(session, map(known_model, frame.models))
+        if frame.models or (numbers.awaited and (frame.HasField("commands") or frame.ends)):
+            numbers.awaited = False
+            session.outbox.notices.models_changed = True
+
     async def _write_all(self, link: RuntimeLink, stream: LinkStream) -> None:
         """Write what waits, in as few frames as fit. While too much is unacknowledged, the rest waits."""
         while not link.closed:
@@ -243,6 +250,7 @@ class ControlService(WatchService):
     def _send(self, link: RuntimeLink) -> None:
         try:
             chunks, notices = link.session.outbox.take()
+            notices.models_changed &= not link.session.models.awaited
             for frame in frames_of(self._core, chunks, notices, link.session.models):
                 link.link.send(frame)
         except BaseException:

@@ -13,9 +13,12 @@ class Numbering:
         (1, 0, 1, 2)
     """
 
-    __slots__ = ("_ours", "_theirs")
+    __slots__ = ("_ours", "_theirs", "awaited")
 
     def __init__(self) -> None:
+        self.awaited = False
+        """Whether the runtime is about to tell its numbers. A list sent before might lack models of its programs, and
+        the runtime would have nothing else to tell the next control."""
         self._ours: dict[int, int] = {}
         self._theirs: dict[int, int] = {}
 

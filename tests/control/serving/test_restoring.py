@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tartlet_protos import control_pb2
 from tartlet_runtime.abi.history import History
 from tests.control.served import Runtime, control, worker
 from tests.control.serving.test_servers import decode_submission
+from tests.runtime.fake_control import engine_spec
 
 PROGRAMS = 24
 TOKENS = 50
@@ -81,3 +84,18 @@ async def test_one_history_is_folded_a_turn_and_what_follows_them_waits(
     assert len(folded) == PROGRAMS
     assert len(set(folded)) == PROGRAMS, "two were folded in one turn"
     assert ended == [PROGRAMS] * PROGRAMS, "an end overtook a history"
+
+
+async def test_a_runtime_keeps_its_models_until_control_knows_them(run_dir: Path) -> None:
+    """Control may die in between, and the runtime then tells the next control the models that it was told."""
+    info = control_pb2.ModelInfo(index=3, name="fake", spec_json=json.dumps(asdict(engine_spec())))
+    start = control_pb2.ProgramStart(handle=1, program_id="p", model="fake", running=True, history=True)
+    async with control(run_dir) as address:
+        runtime = Runtime(address)
+        await runtime.hello(programs=[start])
+        await asyncio.sleep(0.2)
+        await runtime.stream.write(control_pb2.RuntimeFrame(models=[info]))
+        while not (frame := await runtime.read()).models_changed:
+            pass
+        assert [(model.index, model.name) for model in frame.models] == [(3, "fake")]
+        await runtime.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from tartlet_common.abi import RECORD_STRUCT, Event, Flag, Op
 from tartlet_common.errors.registry import OutOfPages
@@ -73,7 +74,8 @@ def test_a_page_of_many_and_of_large_turns_fits_one_message() -> None:
     large = JournalRecord(5, b"", b"\x00" + text, kind=Kind.MESSAGE)
     small = [delivery((Event.RESULT, 7, b"x")) for _ in range(3)]
     journal = parsed(small[0], *[large] * SHOWN, small[1], *[large] * 20, small[2])
-    first, turns = 1, []
+    first: int | None = 1
+    turns: list[Any] = []
     while first is not None:
         page = page_of(journal, None, "", first, 200, texts=True)
         assert len(json.dumps(page)) < 2 * PAGE_BYTES
