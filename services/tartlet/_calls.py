@@ -167,7 +167,7 @@ async def answered(
         may_come_back: tells whether a server that didn't answer may do so later.
 
     Raises:
-        Unavailable: the server did not answer in that time, or never.
+        Unavailable: the server did not answer in that time, or never. If it had answered before, its answers count.
     """
     clock = asyncio.get_running_loop().time
     end_s: float | None = None
@@ -180,6 +180,8 @@ async def answered(
         except (Unavailable, Disconnected) as e:
             end_s = end_s or clock() + retry_s
             if clock() + pause_s > end_s or not may_come_back():
+                if answers:
+                    return [answers[i] for i in range(count)]
                 raise _unanswered(e) from e
             log.info("sent again in %g s: %s", pause_s, e)
         else:

@@ -131,3 +131,10 @@ async def test_what_is_not_available_yet_is_asked_for_again_and_nothing_else() -
 
     assert await answered(never, 2, SHORT_S) == [away, away], "whoever asked hears why"
     assert await answered(never, 1, 0.0) == [away]
+
+    async def once(left: list[int]) -> list[str | TartletError]:
+        if len(left) == 2:
+            return ["launched", away]
+        raise away
+
+    assert await answered(once, 2, SHORT_S) == ["launched", away], "a server that dies later takes no answer back"

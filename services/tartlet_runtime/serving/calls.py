@@ -50,8 +50,11 @@ class Call:
     """Of each watched program one for every index that names it."""
     _dirty: dict[Output, None] = field(default_factory=dict)
     _waiter: asyncio.Future[None] | None = None
-    _tied: list[tuple[int, Tie, float]] = field(default_factory=list)
-    """Programs of which this is a call of their client: index, bond, and how long they go on without the client."""
+    _tied: list[tuple[int | None, Tie, float]] = field(default_factory=list)
+    """Programs of which this is a call of their client: index, bond, and how long they go on without the client.
+
+    Index None: the client knows the program already.
+    """
     _closed: bool = False
     refused: bool = False
     """All its items were answered with an error."""
@@ -108,11 +111,11 @@ class Call:
         self._cursors[output].append(_Cursor(index, output.place_of(offset)))
         self.mark(output)
 
-    def tie(self, index: int, tie: Tie, key: bytes, grace_s: float) -> None:
+    def tie(self, index: int | None, tie: Tie, key: bytes, grace_s: float) -> None:
         """End the program of item `index` some time after the call, if the program is tied to this client.
 
         Args:
-            index: the item's.
+            index: the item's; None: the client knows the program, whether or not its item was answered.
             tie: the program's bond with its client.
             key: names the client, if it will come back when its connection breaks.
             grace_s: how long the program waits for that, once its item was answered; 0: it ends with the call.
@@ -174,7 +177,7 @@ class Call:
             task.cancel()
         ending: list[Tie] = []
         for index, tie, grace_s in self._tied:
-            if grace_s and self.has_left(index):
+            if grace_s and (index is None or self.has_left(index)):
                 tie.let_go(grace_s)  # before its output loses a reader
             else:
                 ending.append(tie)

@@ -211,7 +211,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                 call.watch(program.output, index, wanted.offset)
                 if wanted.tie and program.spec.tied:
                     grace_s = self._table.client_grace_s if wanted.client or is_relayed(context) else 0.0
-                    call.tie(index, program.tie, wanted.client, grace_s)
+                    call.tie(None, program.tie, wanted.client, grace_s)
             if elsewhere and is_relayed(context):
                 self._relay.refuse(call, elsewhere, scope)
             elif elsewhere:

@@ -165,6 +165,28 @@ async def test_the_program_of_a_call_that_broke_before_its_answer_ends_at_once(r
                 await asyncio.sleep(0.02)
 
 
+async def test_a_client_that_comes_back_keeps_its_grace_while_other_answers_are_missing(run_dir: Path) -> None:
+    """The answer of the other program, which is looked for elsewhere, comes before that of the client's own."""
+    async with running(run_dir, client_grace_s=60.0) as rig:
+        stream, guest = await _tied(rig)
+        program_id = stream.seen[0].program_id
+        watcher = _attach(rig, program_id, b"another")
+        await watcher.next()
+        rig.control.returning = True
+        targets = [
+            programs_pb2.AttachTo(program_id="elsewhere"),
+            programs_pb2.AttachTo(program_id=program_id, tie=True, client=b"mine"),
+        ]
+        both = rig.stub.Attach(programs_pb2.AttachRequest(programs=targets))
+        await asyncio.sleep(0.2)
+        stream.call.cancel()
+        await asyncio.sleep(0.2)
+        both.cancel()
+        await asyncio.sleep(0.2)
+        guest.end(text="done")
+        assert (await watcher.rest())[-1].data == b"done"
+
+
 async def _until_listed(rig: Rig) -> None:
     while not (await rig.stub.List(programs_pb2.ListRequest())).programs:  # noqa: ASYNC110 - a client polls
         await asyncio.sleep(0.02)
