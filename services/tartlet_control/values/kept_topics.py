@@ -24,7 +24,7 @@ log = logging.getLogger("tartlet.control")
 MAX_WAITING: Final = 16_384
 """Calls that wait for the Redis, at most."""
 MAX_WAITING_BYTES: Final = 32 << 20
-"""Bytes of the messages in them, at most."""
+"""Bytes that they take, at most."""
 TOLD: Final = 512
 """Answers to broadcasts that are kept for each program."""
 TOLD_PROGRAMS: Final = 16_384
@@ -35,8 +35,9 @@ RETRY_S: Final = (0.1, 2.0)
 """Seconds between attempts to reach a Redis that is away: at first, and at most."""
 CLAIM_S: Final = 600.0
 """Seconds for which a new control keeps the subscriptions of programs that haven't come back."""
-_AT_ONCE: Final = 512
+_AT_ONCE: Final = 4096  # changes, beside those of the last call: others wait for Redis, and for this process, meanwhile
 _AT_ONCE_BYTES: Final = 4 << 20
+_CHANGE_BYTES: Final = 256  # that a change takes beside its value: a message has one for each subscription
 _SUBSCRIPTION, _MESSAGE, _PLACE = "s/", "m/", "p/"
 
 
@@ -48,7 +49,7 @@ class _Waiting(NamedTuple):
 
     @property
     def size(self) -> int:
-        return sum(change.size for change in self.changes)
+        return sum(change.size for change in self.changes) + _CHANGE_BYTES * (1 + len(self.changes))
 
 
 class KeptTopics(Topics):
@@ -261,13 +262,13 @@ class KeptTopics(Topics):
 
     async def _write(self) -> None:
         while self._waiting:
-            some, size = list[_Waiting](), 0
+            some, changes, size = list[_Waiting](), list[Change](), 0
             for each in self._waiting:
                 some.append(each)
+                changes += each.changes
                 size += each.size
-                if len(some) >= _AT_ONCE or size >= _AT_ONCE_BYTES:
+                if len(changes) >= _AT_ONCE or len(some) >= _AT_ONCE or size >= _AT_ONCE_BYTES:
                     break
-            changes = [change for each in some for change in each.changes]
             if changes:
                 await self._values.write(changes)
             for each in some:

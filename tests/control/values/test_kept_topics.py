@@ -6,6 +6,7 @@ The same scenario runs over values in memory and in a real Redis.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.errors.registry import InvalidArgument, Overloaded
-from tartlet_control.tables.shared.topics import MAX_WAITING, Safe
+from tartlet_control.tables.shared.topics import MAX_OF_TENANT, MAX_WAITING, Safe
 from tartlet_control.values import kept_topics
 from tartlet_control.values.kept_topics import KeptTopics
 from tartlet_control.values.redis_values import topics_of
@@ -259,6 +260,28 @@ async def test_the_oldest_messages_give_way_and_a_program_that_never_comes_back_
     assert not [key for _, key in values.values if key.startswith("p/gone/")]
     assert sum(key.startswith("m/") for _, key in values.values) == MAX_WAITING
     await after.close()
+
+
+async def test_messages_to_many_subscriptions_neither_fill_a_write_nor_the_memory() -> None:
+    written = list[int]()
+
+    class Counting(MemoryValues):
+        async def write(self, changes: Sequence[Change]) -> None:
+            written.append(len(changes))
+            await super().write(changes)
+
+    topics, told = KeptTopics(Counting()), list[int]()
+    await topics.load()
+    for n in range(MAX_OF_TENANT):
+        topics.subscribe("t", f"p{n // 64}", n % 64, "news", lambda *_: None)
+    with contextlib.suppress(Overloaded):
+        for n in range(kept_topics.MAX_WAITING):
+            topics.publish("t", "news", b"hi", ("p", n + 1), told.append)
+    assert sum(len(each.changes) for each in topics._waiting) * 200 < kept_topics.MAX_WAITING_BYTES
+    await topics._write()
+    assert told == [MAX_OF_TENANT] * len(told) != []
+    assert max(written) < 4096 + MAX_OF_TENANT + 2, "Redis must answer in time, and others wait meanwhile"
+    await topics.close()
 
 
 async def test_what_makes_no_sense_is_deleted() -> None:
