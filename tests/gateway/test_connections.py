@@ -68,8 +68,10 @@ def test_headers_that_never_end_are_given_up(gateway: Gateway) -> None:
     assert time.monotonic() - began_s >= HEADERS_S - 1
 
 
-def test_headers_without_bound_are_refused(gateway: Gateway) -> None:
-    flood = b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * (4 * MAX_HEADER_BYTES)
+@pytest.mark.parametrize("size", [MAX_HEADER_BYTES + 1, 4 * MAX_HEADER_BYTES])
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])
+def test_headers_without_bound_are_refused(gateway: Gateway, size: int, end: bytes) -> None:
+    flood = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: " + b"a" * size + end
     assert raw(gateway, flood, timeout_s=10).startswith(b"HTTP/1.1 431 ")
 
 

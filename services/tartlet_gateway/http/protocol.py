@@ -11,6 +11,8 @@ HEADERS_S: Final = 10.0
 """How long a client may take from its first byte (or from connecting) to the end of its headers."""
 MAX_HEADER_BYTES: Final = 64 << 10
 """The longest request line and headers together."""
+_AROUND: Final = 4
+"""Bytes around a header's name and value: a colon, a space and the end of the line."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -18,6 +20,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     _deadline: asyncio.TimerHandle | None = None
     _header_bytes = 0
+    _taken_bytes = 0
     _in_headers = True
     _dropping = False
 
@@ -32,16 +35,36 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count header bytes; refuse the connection past the bound."""
+        """Count bytes while headers come; refuse the connection past the bound."""
         if self._in_headers:
             self._header_bytes += len(data)
         super().data_received(data)
         if self._in_headers and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._refuse(b"431 Request Header Fields Too Large")
 
+    def on_url(self, url: bytes) -> None:
+        """Count the request line."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header: all of them may have come at once, with the beginning of the body behind them."""
+        self._count(len(name) + len(value) + _AROUND)
+        super().on_header(name, value)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, or has headers past the bound, which end the parsing too."""
+        if self._taken_bytes > MAX_HEADER_BYTES:
+            self._refuse(b"431 Request Header Fields Too Large")
+        elif self._replying:
+            self.transport.close()  # behind a request whose reply is under way
+        else:
+            super().send_400_response(msg)
+
     def on_message_begin(self) -> None:
         """Start the deadline of the next request on a connection that is kept open."""
         super().on_message_begin()
+        self._taken_bytes = 0
         self._begin_headers()
 
     def on_headers_complete(self) -> Any:
@@ -68,6 +91,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._dropping = False
         else:
             super().on_message_complete()
+
+    def _count(self, size: int) -> None:
+        self._taken_bytes += size
+        if self._taken_bytes > MAX_HEADER_BYTES:
+            raise ValueError(MAX_HEADER_BYTES)  # the parser passes it on, and uvicorn calls `send_400_response`
 
     @property
     def _replying(self) -> bool:

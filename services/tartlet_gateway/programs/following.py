@@ -23,6 +23,7 @@ T = TypeVar("T")
 QUIET_S: Final = 1.0
 """The status waits this long for the first event, so that an unknown program is answered with its own status."""
 MAX_OFFSET: Final = (1 << 63) - 1
+_DIGITS: Final = 20
 
 
 def encoded(value: dict[str, Any]) -> bytes:
@@ -53,7 +54,7 @@ def offset_of(last: bytes | None, asked: str) -> int:
     text = asked if last is None else last.decode("latin-1")
     if not text:
         return 0
-    if not (text.isascii() and text.isdigit()) or int(text[:20]) >= MAX_OFFSET:
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS) or int(text) >= MAX_OFFSET:
         name = "offset" if last is None else "Last-Event-ID"
         raise ApiError(400, f"{name}: the number of an event.", param=name)
     return int(text) + (last is not None)

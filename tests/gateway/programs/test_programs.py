@@ -211,6 +211,7 @@ def test_wrong_requests_never_fail_the_gateway(http: httpx.Client) -> None:
         ("DELETE", f"{PROGRAMS}/{unknown}", 404),
         ("GET", f"{PROGRAMS}/{unknown}/events?offset=-1", 400),
         ("GET", f"{PROGRAMS}/{unknown}/events?offset=99999999999999999999", 400),
+        ("GET", f"{PROGRAMS}/{unknown}/events?offset={'0' * 20}{'9' * 30}", 400),
         ("GET", f"{PROGRAMS}/{unknown}/result?wait_s=x", 400),
         ("GET", f"{PROGRAMS}/{unknown}/result?wait_s=nan", 400),
         ("PATCH", PROGRAMS, 405),
