@@ -229,3 +229,35 @@ def test_pages_come_back_beside_a_step_of_others_and_are_read_by_a_later_one() -
         if all(step is not other for other in beside):
             lanes = {lane for batch in step.batches for lane in batch.lane.tolist()}
             assert len(lanes) == 1, "a step that reads the pages that it brings computes for their program alone"
+
+
+def test_programs_whose_forks_wait_for_what_waits_for_memory_give_way() -> None:
+    """Neither computes, so neither earns the credit for which the other would give way."""
+    host = Host(replace(OPTIONS, num_pages=18))
+    guests = [host.start(name="fork") for _ in range(2)]
+    prompt = list(range(32))
+    for g in guests:
+        g.alloc(Op.ALLOC_EMB, range(40))
+        g.alloc(Op.ALLOC_SLOT, [0, 1])
+        g.table(0, new=8)
+        g.embed(prompt, [1] * 32, prompt)
+        g.forward_table(0, 0, prompt, [32])
+        g.sample(32, 0)
+    host.run()
+    for g in guests:
+        g.table(0, keep=32, new=4)
+        g.embed([0], [0], [32], slots=True)
+        g.forward_table(0, 32, [0], [33])
+        g.put(Op.CREATE_QUEUE, queue=1)
+        g.table(1, source=0, keep=16, new=1, queue=1)
+        g.embed([1], [5], [16], queue=1)
+        g.forward_table(1, 16, [1], [34], queue=1)
+    last = [g.sample(34, 1, queue=1, wait=True) for g in guests]
+    for _ in range(200):
+        host.run()
+        host.clock.advance(0.06)
+        for g, ticket in zip(guests, last, strict=True):
+            if g.answered(ticket) and g.settled is None:
+                host.core.on_end(host.session, g.handle, failed=False)
+    assert [g.killed for g in guests] == [None, None]
+    assert all(g.answered(ticket) for g, ticket in zip(guests, last, strict=True))

@@ -206,9 +206,12 @@ class Memory:
         return asker, others
 
     def _stalled(self, place: Place) -> bool:
-        """Return whether all that a place has to do waits for room."""
+        """Return whether all that a place has to do waits for room, or for a queue that does."""
         own = [queue for queue in queues(place) if queue.pending or queue.dispatched > queue.settled]
-        return bool(own) and all(q in self.stalled and q.dispatched == q.settled for q in own)
+        if not any(queue in self.stalled for queue in own):
+            return False
+        waits = (q in self.stalled or not q.pending[0].kind for q in own if q.dispatched == q.settled)
+        return all(waits) and all(q.dispatched == q.settled for q in own)
 
     def _rests(self, place: Place, engine: EngineState, now: float) -> bool:
         """Return whether a place has been idle for so long that its pages are better used by others."""
