@@ -1,8 +1,8 @@
 """Matchers: how far the text of a token slot has come in its grammar, and which tokens may follow.
 
 A matcher is a function of its grammar's text and of the tokens that it has taken. A `sample` that begins one names
-both, and each later `sample` of the slot adds its own token. The next mask is computed while the engine computes the
-next `forward`.
+both, and each later `sample` of the slot adds its own token. A `sample` that fails changes no matcher. So control can
+make matchers again on another engine. The next mask is computed while the engine computes the next `forward`.
 """
 
 from __future__ import annotations
@@ -64,6 +64,12 @@ class _State:
         self.stopped = self.matcher.is_stopped()
         return taken
 
+    def copy(self) -> _State:
+        """Return a state of its own that has come as far."""
+        if self.masks is not None:
+            self.masks.words()
+        return _State(self.matcher.deep_copy())
+
 
 class Matchers:
     """The matchers of an engine's token slots. The engine's thread alone calls it."""
@@ -71,6 +77,7 @@ class Matchers:
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
         self._of: dict[int, _State] = {}
+        self._prepared: dict[int, _State] = {}  # of slots whose samples began or moved on, until their tokens are there
         self._width = 0 if grammars is None else -(-grammars.vocab_size // 32)
 
     def prepare(
@@ -84,13 +91,13 @@ class Matchers:
         Returns:
             By key, a mask [W] with a bit for each token, or why the sample can't be made.
         """
+        self._prepared.clear()
         states: dict[int, _State] = {}
         errors: dict[int, TartletError] = {}
         for key, (slot, options) in asked.items():
             try:
                 states[key] = self._state(slot, options)
             except (InvalidArgument, GrammarRefused, EngineFailure) as e:
-                self._of.pop(slot, None)
                 errors[key] = e
         self._fill([state for state in states.values() if state.masks is None])
         masks: dict[int, Words] = {}
@@ -106,13 +113,13 @@ class Matchers:
         return masks, errors
 
     def _state(self, slot: int, options: SampleOptions) -> _State:
-        """Return the slot's state, begun or moved on as the options say."""
+        """Return the slot's state, begun or moved on as the options say. `advance` makes it the slot's own."""
         assert options.grammar is not None, "the caller has looked"
         number, tokens = options.grammar
         if number:
             state = _State(self._begin(number, slot))
         elif (known := self._of.get(slot)) is not None:
-            state = known
+            state = known.copy() if len(tokens) else known
         else:
             raise InvalidArgument(argument="grammar", detail="the slot has no matcher: name the grammar")
         if len(tokens):
@@ -122,14 +129,14 @@ class Matchers:
                 raise GrammarRefused(detail=detail)
         if state.stopped:
             raise GrammarRefused(detail="its text is complete: nothing can follow")
-        self._of[slot] = state
+        self._prepared[slot] = state
         return state
 
     def _begin(self, number: int, slot: int) -> LLMatcher:
         matcher = None if self._grammars is None else self._grammars.start(number)
         if matcher is None:
             raise InvalidArgument(argument="grammar", detail=f"{number} is none that this engine has")
-        if len(self._of) >= MAX_MATCHERS and slot not in self._of:
+        if slot not in self._of and len(self._of.keys() | self._prepared.keys()) >= MAX_MATCHERS:
             raise EngineFailure(detail="the matchers of this engine are full: free token slots")
         return matcher
 
@@ -140,7 +147,7 @@ class Matchers:
         """
         stopped, going = [], []
         for slot, token in taken:
-            state = self._of[slot]
+            state = self._of[slot] = self._prepared.pop(slot)
             state.take([token])
             stopped.append(state.stopped)
             if not state.stopped:

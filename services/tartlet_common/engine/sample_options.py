@@ -117,24 +117,6 @@ def named_grammar(options: SampleOptions, data: bytes) -> tuple[int, int] | None
     return options.grammar[0], len(data) - 4 * (1 + len(options.grammar[1]))
 
 
-def begun(data: bytes, grammar: int, tokens: I32) -> bytes:
-    """Return options whose matcher begins with a grammar and has taken `tokens`, from options that let it go on.
-
-    A matcher is a function of its grammar's text and of tokens. So this is how a sample that comes after a loss of the
-    engine, or after a move, gets the matcher that it would have found.
-
-    Args:
-        data: abi.SAMPLE_OPTIONS and its lists, with the flag GRAMMAR and the grammar 0.
-        grammar: the grammar's number on the new engine.
-        tokens: all that the matcher has taken, in order.
-    """
-    options = read(data)
-    if options.grammar is None or options.grammar[0]:
-        return data
-    keep = len(data) - 4 * (1 + len(options.grammar[1]))
-    return b"".join((data[:keep], grammar.to_bytes(4, "little"), tokens.tobytes(), options.grammar[1].tobytes()))
-
-
 @lru_cache(maxsize=256)
 def read_again(data: bytes) -> SampleOptions:
     """Read options as `read` does; a generation repeats the same bytes at every token."""

@@ -18,6 +18,7 @@ from tartlet_common.engine.step import GetNextDist as GetNextDistBatch
 from tartlet_common.engine.step import Sample as SampleBatch
 from tartlet_common.errors.registry import EngineFailure, InvalidArgument, MalformedSubmission, UnsupportedTrait
 from tartlet_control.calls.base import MAX_ANSWER_BYTES, EngineCall, ReadsOnly, Value, i32, u32, words
+from tartlet_control.tables.grammars import Grammar
 from tartlet_control.tables.ledger import EMBEDS, SLOTS
 from tartlet_control.tables.programs import Command, CommandQueue, Held, ProgramState
 
@@ -133,9 +134,11 @@ class Sample(Command):
         stop: u32 stop tokens.
         options: abi.SAMPLE_OPTIONS with its lists, usually empty.
         grammar: the id of the grammar that the options name and where it stands in their bytes, or None.
+        named: the grammar that had this id when the command came.
+        sent: whether an engine has had the command; it counts that the grammar was there then.
     """
 
-    __slots__ = ("embed", "grammar", "options", "params", "slot", "stop")
+    __slots__ = ("embed", "grammar", "named", "options", "params", "sent", "slot", "stop")
     kind = int(Kind.SAMPLE)
 
     def __init__(
@@ -145,6 +148,8 @@ class Sample(Command):
         self.size = 64 + len(stop) + len(options)
         self.options = options
         self.grammar: tuple[int, int] | None = None
+        self.named: Grammar | None = None
+        self.sent = False
         self.embed = record.a
         self.slot = record.b
         self.params = params
@@ -177,6 +182,8 @@ def parse_sample(queue: CommandQueue, record: Record, payload: memoryview, arriv
     if options:
         spec = queue.spec
         command.grammar = _checked(options, spec.vocab_size, spec.logprobs_limit)
+        if command.grammar is not None:
+            command.named = queue.place.grammars.get(command.grammar[0])
     return command
 
 
@@ -266,10 +273,13 @@ class PackSample:
 def _on_engine(c: Sample, named: tuple[int, int]) -> bytes:
     """Return the options of a sample with the number that its grammar has on the engine."""
     grammar_id, at = named
-    grammar = c.queue.place.grammars.get(grammar_id)
-    if grammar is None or not grammar.ready:
-        detail = f"the program has no grammar {grammar_id}" if grammar is None else "await the grammar first"
-        raise InvalidArgument(argument="grammar", detail=detail)
+    held = c.queue.place.grammars.get(grammar_id)
+    grammar = c.named = c.named or held
+    if grammar is None or not (c.sent or grammar is held):
+        raise InvalidArgument(argument="grammar", detail=f"the program has no grammar {grammar_id}")
+    if not grammar.ready:
+        raise InvalidArgument(argument="grammar", detail="await the grammar first")
+    c.sent = True
     return c.options[:at] + grammar.number.to_bytes(4, "little") + c.options[at + 4 :]
 
 

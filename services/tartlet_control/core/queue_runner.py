@@ -17,6 +17,7 @@ from tartlet_control.calls.tables import Share, Table
 from tartlet_control.core.allocation import Allocator
 from tartlet_control.core.grammar_ops import GrammarOps
 from tartlet_control.core.lifecycle import Lifecycle
+from tartlet_control.core.places.freeing import forget_freed
 from tartlet_control.core.places.memory import Memory, Waits
 from tartlet_control.core.places.placing import Placing
 from tartlet_control.core.table_ops import TableOps
@@ -200,6 +201,7 @@ class QueueRunner:
         others = replay.gone(command)
         if not replay:
             place.replay = None
+            forget_freed(place)
         if not others:
             return
         for queue in place.program.queues.values():

@@ -16,7 +16,7 @@ from tartlet_control.core import trials
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.places import pausing, taking
 from tartlet_control.core.places.coming import Pace, engine_for
-from tartlet_control.core.places.freeing import free_place
+from tartlet_control.core.places.freeing import forget_freed, free_place
 from tartlet_control.core.places.memory import Memory, all_queues, pending, queues
 from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.core.trials import Trials
@@ -54,7 +54,7 @@ class Rebuilder:
         self.making: dict[Place, None] = {}
         """Places whose contents are being computed again."""
         self._ahead: set[EngineState] = set()  # those that had enough to make at the last pump
-        self._coming: dict[Place, int] = {}  # those whose pages come with a step of others: the steps before that one
+        self._coming: dict[Place, int] = {}  # those whose pages, or grammars, come with a step: the steps before that
         self.trials = Trials(lifecycle)
         self.counters = Counters()
         self._now = 0.0
@@ -345,7 +345,8 @@ class Rebuilder:
         place.made_at_s = program.account.service_s + took_s
         if recovery.suspect:
             self.trials.begin(engine, place)
-        commands = remaking.commands(own, made, tables, book.slots, self._now)
+        place.grammars.come(engine.grammars, program.id, suspension.needed_grammars(place))
+        commands = remaking.commands(own, made, tables, book, self._now)
         recovery.until[own] = own.settled + sum(bool(c.kind) for c in commands)
         own.pending.extend(commands)
         if come:
@@ -354,14 +355,17 @@ class Rebuilder:
         return True
 
     def _make(self, place: Place) -> None:
-        """Let the commands that make a place's state again be sent, unless a step of others brings its pages first."""
+        """Let the commands that make a state again be sent, once its grammars are there and no step brings pages."""
         engine = place.engine
         assert engine is not None
         batcher = self._lifecycle.batchers[engine]
-        if self._coming.get(place) == engine.host.num_steps and batcher.waiting and batcher.only is None:
-            return
-        self._coming.pop(place, None)
-        self._runner.advance(place.own_queue())
+        if place.grammars.refused:
+            self._end(place, suspension.not_plain(WorkerLost(engine=engine.id), "grammar"))
+        elif not place.grammars.ready:
+            self._coming.setdefault(place, -1)
+        elif self._coming.get(place) != engine.host.num_steps or not batcher.waiting or batcher.only is not None:
+            self._coming.pop(place, None)
+            self._runner.advance(place.own_queue())
 
     def _remade(self, place: Place) -> None:
         """Let a program go on, because all that makes its state again has been sent."""
@@ -383,6 +387,7 @@ class Rebuilder:
         recovery = place.recovery
         assert recovery is not None
         place.recovery = None
+        forget_freed(place)
         paused_s = self._now - recovery.since_s
         self.counters.went_on(paused_s)
         pausing.end(place, recovery, paused_s)

@@ -14,7 +14,7 @@ from tartlet_common.engine.step import Status
 from tartlet_control.calls.kv import Dealloc
 from tartlet_control.calls.queue import Faulty, Reset
 from tartlet_control.calls.registry import PARSERS
-from tartlet_control.calls.tables import Share, Table
+from tartlet_control.calls.tables import ForwardTable, Share, Table
 from tartlet_control.rebuild.finding import reads_ended
 from tartlet_control.rebuild.fold import fold
 from tartlet_control.rebuild.histories import Sent
@@ -50,7 +50,7 @@ def content(book: Book, page_size: int) -> dict[str, Any]:
         "slots": slots,
         "pages": dict(book.pages),
         "failed": set(book.failed),
-        "matchers": set(book.matchers),
+        "matchers": {slot: m and (m.grammar.kind, m.grammar.text, list(m.tokens)) for slot, m in book.matchers.items()},
     }
 
 
@@ -59,7 +59,8 @@ def differences(
 ) -> dict[str, tuple[Any, Any]] | None:
     """Return what a program's books and the fold of its history say differently, by part: the book's, the fold's.
 
-    None: they can't be compared now, because a place's state is being made again, or a `table` waits for its turn.
+    None: they can't be compared now, because a place's state is being made again, a `table` waits for its turn, or a
+    forward hasn't ended of whose rows others had computed some. These rows are in the book already.
 
     Args:
         program: a live one. What has settled is noted in its books.
@@ -75,6 +76,8 @@ def differences(
             return None
         settle(place)
         if any(number < 0 for number in place.book.tables):  # a `table` whose rows are taken, waiting for its turn
+            return None
+        if any(type(command) is ForwardTable and command.cut for command in _open(place)):
             return None
     noted = _noted(program, commands)
     tickets = {record.ticket for record, _ in noted}
@@ -94,6 +97,12 @@ def differences(
             if ours[part] != folded[part]
         }
     return found
+
+
+def _open(place: Place) -> list[Command]:
+    """Return the commands of a place that haven't ended."""
+    waiting = [command for q in place.program.queues.values() if q.place is place for command in q.pending]
+    return [*place.log, *waiting]
 
 
 def _noted(program: ProgramState, commands: Sequence[Sent]) -> list[Sent]:

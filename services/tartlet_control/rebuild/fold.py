@@ -29,6 +29,7 @@ from tartlet_control.calls.registry import BY_KIND, PARSERS, parse
 from tartlet_control.calls.tables import Share, Table
 from tartlet_control.rebuild import notes
 from tartlet_control.rebuild.finding import reads_ended, refusal
+from tartlet_control.rebuild.grammars import note_grammar
 from tartlet_control.rebuild.histories import Answers, Item, Sent, answers_of, source_of
 from tartlet_control.rebuild.logs import DONE
 from tartlet_control.tables.models import ServedModel
@@ -37,6 +38,8 @@ from tartlet_control.tables.programs import Command, CommandQueue, Place, Poison
 from tartlet_control.tables.shared.topics import Subscribed
 
 _SKIPPED: Final = int(Status.SKIPPED)
+_ON_QUEUES: Final = {Op.CANCEL, Op.SET_QUEUE_PRIORITY, Op.SET_PREFIX_CACHE, Op.GRAMMAR, Op.DEALLOC_GRAMMAR}
+"""Calls that act on arrival and that name a queue, which exists from then on if it is the default one."""
 
 
 class Owed(NamedTuple):
@@ -59,8 +62,6 @@ class Folded:
     """Records that act on arrival and weren't answered: they are submitted anew, in order."""
     subscriptions: dict[int, Subscribed] = field(default_factory=dict)
     """The program's subscriptions, by its own numbers."""
-    grammars: set[int] = field(default_factory=set)
-    """The grammars that the program holds."""
 
 
 def fold(
@@ -126,10 +127,12 @@ class _Folding:
             except TartletError:  # it failed, or will
                 return item
             item.source = program.queues[record.queue]  # so that `take` knows that it was made
-        elif record.op in PARSERS or record.op in {Op.CANCEL, Op.SET_QUEUE_PRIORITY, Op.SET_PREFIX_CACHE}:
+        elif record.op in PARSERS or record.op in _ON_QUEUES:
             queue = queue or self._default_queue(record.queue)
             if queue is not None and record.op in PARSERS:
                 self._read_command(item, queue)
+            elif queue is not None and record.op in {Op.GRAMMAR, Op.DEALLOC_GRAMMAR}:  # here: samples name them
+                note_grammar(item, queue)
             elif queue is not None and record.op == Op.SET_PREFIX_CACHE:  # here: queues that come later know it
                 program.set_caches(queue, on=bool(record.a), everywhere=bool(record.b))
         return item
@@ -368,10 +371,9 @@ class _Folding:
                 self._owe(item, RESULT)
             case Op.NEXT_MESSAGE if told.value is not None and record.a in folded.subscriptions:
                 folded.subscriptions[record.a].taken += 1 + told.value.a
-            case Op.GRAMMAR if not fails:
-                folded.grammars.add(record.a)
-            case Op.DEALLOC_GRAMMAR if not fails:
-                folded.grammars.discard(record.a)
+            case Op.GRAMMAR if item.noted:
+                return  # which its compilation answers
+            case Op.DEALLOC_GRAMMAR if item.noted:
                 self._owe(item, RESULT)
             case _:
                 if record.flags & 1 and not told.answered:

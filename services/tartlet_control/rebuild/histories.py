@@ -53,6 +53,8 @@ class Item:
     """The queue of a `table`'s source, if it is another queue than the command's own."""
     dropped: bool = False
     """Whether a `cancel` has dropped the command."""
+    noted: bool = False
+    """Whether a call on a grammar is known to have had its effect."""
     freed: Command | None = None
     """What a `dealloc` that failed has freed, as a command."""
 

@@ -23,12 +23,15 @@ from tartlet_control.calls.output import GetNextDist, Sample
 from tartlet_control.calls.queue import Faulty, Reset, Synchronize
 from tartlet_control.calls.table_masks import DropRows, MaskTable
 from tartlet_control.calls.tables import ForwardTable, Reused, Share, Table
+from tartlet_control.tables.grammars import Matcher
 from tartlet_control.tables.ledger import EMBEDS, PAGES, SLOTS
 from tartlet_control.tables.lineage import ENDED, Book, EmbedContent, History, Line
 from tartlet_control.tables.programs import Command
 
 _SKIPPED: Final = int(Status.SKIPPED)
 _FLAGS_BYTES: Final = SAMPLE_OPTIONS.fields["flags"][0].itemsize if SAMPLE_OPTIONS.fields else 4
+_SHORT_BYTES: Final = 256
+"""A generation repeats its options at every token. Longer ones come once."""
 
 MASKED: Final = "forward_table with a mask"
 BEHIND_A_GAP: Final = "forward_table behind slots that aren't plain"
@@ -151,10 +154,10 @@ def _dist(book: Book, c: GetNextDist, outcome: Any) -> None:
 def _sample(book: Book, c: Sample, outcome: Any) -> None:
     held = book.slots.get(c.slot)
     history = None if held is None else held[2]
-    if c.options and int.from_bytes(c.options[:_FLAGS_BYTES], "little") & SampleFlag.GRAMMAR:
-        book.matchers.add(c.slot)
     if type(outcome) is tuple:
         token, ended = outcome[0], outcome[1]
+        if c.options and int.from_bytes(c.options[:_FLAGS_BYTES], "little") & SampleFlag.GRAMMAR:
+            _follow(book, c, token)
         if c.options and int.from_bytes(c.options[:_FLAGS_BYTES], "little") & SampleFlag.PENALTIES:
             history = _history(c, history)
             history.output.append(token)
@@ -163,6 +166,23 @@ def _sample(book: Book, c: Sample, outcome: Any) -> None:
         book.slots[c.slot] = (0 if held is None else held[0], 1, history)
     else:
         book.failed.add(c.queue.id)
+
+
+def _follow(book: Book, c: Sample, token: int) -> None:
+    """Note the tokens that the matcher of a slot has taken: those that the sample brought, and its own."""
+    read = sample_options.read_again if len(c.options) <= _SHORT_BYTES else sample_options.read
+    following = read(c.options).grammar
+    assert following is not None, "the flag is set"
+    number, before = following
+    if not number:
+        matcher = book.matchers.get(c.slot)
+    else:
+        matcher = None if c.named is None else book.begin_matcher(c.slot, Matcher(c.named))
+    if matcher is not None:
+        matcher.grammar.known = True
+        if matcher.take([*before.tolist(), token]):
+            matcher = None
+    book.matchers[c.slot] = matcher
 
 
 def _history(c: Sample, history: History | None) -> History:
@@ -189,7 +209,8 @@ def _dealloc(book: Book, c: Dealloc, _: Any) -> None:
     for i in c.ids:
         held.pop(i, None)
     if c.pool == SLOTS:
-        book.matchers.difference_update(c.ids)
+        for slot in c.ids:
+            book.matchers.pop(slot, None)
 
 
 def _table(book: Book, c: Table, _: Any) -> None:

@@ -17,7 +17,8 @@ from tartlet_control.calls.embed import EmbedTxt
 from tartlet_control.calls.output import Sample
 from tartlet_control.calls.tables import ForwardTable
 from tartlet_control.rebuild.plan import Make, Plan, Prefill
-from tartlet_control.tables.lineage import SlotContent
+from tartlet_control.tables.grammars import Matcher
+from tartlet_control.tables.lineage import Book, SlotContent
 from tartlet_control.tables.page_tables import PageTable
 from tartlet_control.tables.programs import Command, CommandQueue
 
@@ -61,16 +62,14 @@ def remake(command: Remake) -> None:
     engine.tables.change(table.number, command.source.number, command.keep, table.rows[command.keep :])
 
 
-def commands(
-    queue: CommandQueue, plan: Plan, tables: dict[int, PageTable], slots: dict[int, SlotContent | None], now: float
-) -> list[Command]:
+def commands(queue: CommandQueue, plan: Plan, tables: dict[int, PageTable], book: Book, now: float) -> list[Command]:
     """Return the commands that a plan asks for, in order.
 
     Args:
         queue: control's own queue of the program.
         plan: what is to be made.
         tables: the new page table of each line, by the line's identity.
-        slots: what each token slot holds.
+        book: what each token slot holds, and its matcher.
         now: seconds on control's clock.
     """
     numbers = {line: i for i, line in enumerate(tables)}
@@ -85,9 +84,14 @@ def commands(
         embeds = [*plan.tokens]
         tokens, positions = zip(*plan.tokens.values(), strict=True)
         made.append(_embed(queue, embeds, [*tokens], [*positions], now))
-    for slot, content in slots.items():
-        if content is not None:
-            made += _slot(queue, slot, content, now)
+    written = {slot: content for slot, content in book.slots.items() if content is not None}
+    if written and not any(isinstance(part, Prefill) for part in plan.parts):  # samples read an embed
+        made.append(_embed(queue, [SCRATCH], [0], [0], now))
+    for slot, content in written.items():
+        matcher = book.matchers.get(slot)
+        if matcher is not None:
+            made.append(_matcher(queue, slot, matcher, now))
+        made += _slot(queue, slot, content, now)
     if plan.ended:
         made += _slot(queue, SCRATCH, (0, 1, None), now)
         count = len(plan.ended)
@@ -129,9 +133,17 @@ def _slot(queue: CommandQueue, slot: int, content: SlotContent, now: float) -> l
     return made
 
 
+def _matcher(queue: CommandQueue, slot: int, matcher: Matcher, now: float) -> Sample:
+    """Return the sample that makes a slot's matcher: it takes all tokens but the last, which is the one sampled."""
+    sample = _sample(queue, slot, matcher.tokens[-1], now, follows=matcher)
+    sample.grammar = matcher.grammar.id, len(sample.options) - 4 * len(matcher.tokens)
+    sample.named, sample.sent = matcher.grammar, True
+    return sample
+
+
 def _sample(
     queue: CommandQueue, slot: int, token: int, now: float, *,
-    ended: int = 0, prompt: Iterable[int] | None = None, output: Iterable[int] = (),
+    ended: int = 0, prompt: Iterable[int] | None = None, output: Iterable[int] = (), follows: Matcher | None = None,
 ) -> Sample:  # fmt: skip
     head = np.zeros(1, SAMPLE_OPTIONS)
     head["flags"], head["n_allowed"], head["repetition"] = SampleFlag.ALLOWED, 1, 1.0
@@ -140,6 +152,9 @@ def _sample(
         head["flags"] = SampleFlag.ALLOWED | SampleFlag.PENALTIES | SampleFlag.HISTORY
         lists += [np.fromiter(ids, np.uint32) for ids in (prompt, output)]
         head["n_prompt"], head["n_output"] = len(lists[1]), len(lists[2])
+    if follows is not None:
+        head["flags"] = SampleFlag.ALLOWED | SampleFlag.GRAMMAR
+        lists.append(np.array([0, *follows.tokens[:-1]], np.uint32))  # the grammar's number on the engine comes first
     stop = token.to_bytes(4, "little") if ended else b""
     params = _GREEDY.pack(0.0, 0, 1.0, 0.0, 0, 0, len(stop) // 4)
     options = head.tobytes() + np.concatenate(lists).astype("<u4").tobytes()

@@ -6,9 +6,11 @@ from collections import deque
 from collections.abc import Iterable
 
 from tartlet_common.errors.registry import TartletError, WorkerLost
+from tartlet_control.calls.output import Sample
 from tartlet_control.calls.queue import Barrier, Synchronize
 from tartlet_control.calls.tables import ForwardTable, Reused, Share, Table
 from tartlet_control.rebuild.notes import share_key
+from tartlet_control.tables.grammars import Grammar
 from tartlet_control.tables.page_tables import PageTable
 from tartlet_control.tables.programs import Command, CommandQueue, Place, Replay
 
@@ -105,9 +107,22 @@ def count_tables(place: Place) -> None:
     place.tables = {n: table for n, table in place.tables.items() if table.waiting or n in kept}
 
 
+def needed_grammars(place: Place) -> dict[Grammar, None]:
+    """Return the grammars without which a program's state can't be made again, whether it has freed them or not.
+
+    Samples that are sent again have their grammar, though the program may have freed it since.
+    """
+    found = {matcher.grammar: None for matcher in place.book.matchers.values() if matcher is not None}
+    for command in () if place.replay is None else place.replay.left:
+        if type(command) is Sample and command.named is not None:
+            command.sent = True
+            found[command.named] = None
+    return found
+
+
 def obstacle(place: Place) -> str:
     """Return the call that keeps a program's state from being made again; "" if nothing does."""
-    return "grammar" if place.grammars else place.book.obstacle()
+    return place.book.obstacle()
 
 
 def not_plain(error: TartletError, call: str) -> WorkerLost:

@@ -32,8 +32,6 @@ _MOST_A_SECOND: Final = 50
 """Checks a second at the most."""
 _MOST_RECORDS: Final = 10_000
 """Programs with more records are not compared any more."""
-_LEFT_OUT: Final = {Op.GRAMMAR, Op.DEALLOC_GRAMMAR}
-"""Programs with these are not compared: another control can't go on with them."""
 
 
 class _Shadow:
@@ -151,7 +149,7 @@ class BookChecks:
         shadow = self._shadows.get(program.id)
         if shadow is not None:
             self.programs += not shadow.commands
-            if record.op in _LEFT_OUT or len(shadow.commands) >= _MOST_RECORDS:
+            if len(shadow.commands) >= _MOST_RECORDS:
                 self._forget(program)
             else:
                 shadow.commands.append((record, memoryview(bytes(payload))))

@@ -133,7 +133,7 @@ class Restorer:
             log.exception("program %s: its history can't be folded", program.id)
             self._lifecycle.kill(program, ControlLost(why="its history can't be folded"))
             return
-        obstacle = self._obstacle(program, folded)
+        obstacle = next((call for place in program.places.values() if (call := place.book.obstacle())), "")
         if obstacle:
             self._lifecycle.kill(program, ControlLost(why=f"what {obstacle} has made can't be computed again"))
             return
@@ -147,12 +147,6 @@ class Restorer:
         program.commands = taken
         self._lifecycle.on_restored(program, commands, answers)
 
-    @staticmethod
-    def _obstacle(program: ProgramState, folded: Folded) -> str:
-        if folded.grammars:
-            return "grammar"
-        return next((call for place in program.places.values() if (call := place.book.obstacle())), "")
-
     def _submit(self, program: ProgramState, record: Record, payload: memoryview, now: float) -> None:
         if program.live:
             self._intake.submit(program, record, payload, now)
@@ -160,7 +154,7 @@ class Restorer:
     def _suspend(self, place: Place, now: float) -> None:
         """Queue again what isn't known to have ended, and let the place wait for an engine if it had one."""
         book, program = place.book, place.program
-        if not place.log and not (book.tables or book.embeds or book.slots or book.pages):
+        if not place.log and not (book.tables or book.embeds or book.slots or book.pages or place.grammars):
             return
         program.in_flight += sum(c.outcome is None for c in place.log if type(c) is not Share)
         for number, line in book.tables.items():

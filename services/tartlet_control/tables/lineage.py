@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Final
 
+from tartlet_control.tables.grammars import MAX_TEXT_BYTES, Matcher
+
 Row = array  # of "I": tokens of one row, from its first slot on
 Token = tuple[int, int]
 """A token id and the position at which it was embedded."""
@@ -209,7 +211,7 @@ class Book:
 
     `embeds` and `slots` name all that the program holds; None stands for one that was never written. `pages` names the
     call that wrote a page which the program addresses itself. `failed` holds the queues behind a failed command, and
-    `matchers` the slots in which a grammar's matcher goes on.
+    `matchers` the matchers of slots whose samples follow grammars; None stands for one that control couldn't keep.
     """
 
     __slots__ = ("embeds", "failed", "matchers", "pages", "slots", "tables")
@@ -220,16 +222,22 @@ class Book:
         self.slots: dict[int, SlotContent | None] = {}
         self.pages: dict[int, str] = {}
         self.failed: set[int] = set()
-        self.matchers: set[int] = set()
+        self.matchers: dict[int, Matcher | None] = {}
 
     def obstacle(self) -> str:
         """Return the call that keeps the state from being made again; "" if nothing does."""
         for call in self.pages.values():
             if call:
                 return call
-        if self.matchers:
+        if None in self.matchers.values():
             return "sample with a grammar"
         return next((line.why for line in self.tables.values() if not line.is_plain), "")
+
+    def begin_matcher(self, slot: int, matcher: Matcher) -> Matcher | None:
+        """Let a slot follow a grammar. Returns None if matchers go on with too many texts of grammars to keep them."""
+        self.matchers[slot] = matcher
+        texts = {m.grammar: len(m.grammar.text) for m in self.matchers.values() if m is not None}
+        return matcher if sum(texts.values()) <= MAX_TEXT_BYTES else None
 
     def num_rows(self) -> int:
         """Count the rows of all tables, shared ones once."""

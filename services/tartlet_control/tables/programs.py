@@ -21,7 +21,7 @@ from tartlet_common.rpc.resume import ResumableLink
 from tartlet_control.order import book
 from tartlet_control.tables.answers import Answers
 from tartlet_control.tables.engines import EngineState
-from tartlet_control.tables.grammars import Grammar
+from tartlet_control.tables.grammars import PlaceGrammars
 from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.lineage import Book
 from tartlet_control.tables.models import ServedModel
@@ -104,7 +104,7 @@ class Place:
         self.tables: dict[int, PageTable] = {}
         """By the program's own numbers. Numbers below 0 are shares that a TABLE of another queue has not taken yet."""
         self.rows = RowRefs()  # the pages in these tables
-        self.grammars: dict[int, Grammar] = {}  # by the program's own numbers
+        self.grammars = PlaceGrammars()
         self.book = Book()
         self.log: deque[Command] = deque()
         self.lost: dict[int, str] = {}

@@ -1,7 +1,8 @@
-"""Generated grammars on the demo model and on the fake engine, and the bounds of what a program may have compiled."""
+"""Generated grammars on the demo model and on the fake engine, the bounds of what is compiled, and roles that die."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ import pytest
 
 import tartlet
 from tests.e2e.generated_grammars import Made, expressions, schemas
-from tests.e2e.serving import Serving, program, serving
+from tests.e2e.serving import Serving, message, program, serving, until_nothing_is_held
 from tests.run_directory import run_directory
 
 FINISH = 0.8
@@ -111,3 +112,48 @@ def test_number_bytes_and_faults_of_grammars_are_a_programs_own_errors(server: S
     assert run.ended is not None
     assert run.ended.success, run.ended.error
     assert run.ended.result == "held to its bounds"
+
+
+SCHEMA = {"type": "array", "items": {"type": "boolean"}, "minItems": 12, "maxItems": 12}
+WRITES = """
+import json
+from inferlet import Context, Temperature, json_schema, receive, send
+
+async def main(args):
+    async with Context(seed=3, run_ahead=4) as ctx:
+        ctx.fill("A list: ")
+        written = ctx.generate(max_tokens=300, sampler=Temperature(0.9), grammar=json_schema(args[0]))
+        waits = [4, 9]
+        async for _ in written:
+            if waits and len(written.tokens) >= waits[0]:
+                waits.pop(0)
+                send("waits")
+                await receive()
+    return json.dumps([written.text, written.tokens])
+"""
+
+
+async def written(server: Serving, client: tartlet.AsyncClient, *killed: str) -> object:
+    """Runs the program, and kills a role at each of its waits; returns its text and tokens."""
+    run = await client.run(tartlet.Source.python(WRITES), [json.dumps(SCHEMA)])
+    for role in killed or ("", ""):
+        assert await message(run) == "waits"
+        if role:
+            serves = server.text().count(f"{role} serves")
+            server.kill(role)
+            await asyncio.to_thread(server.until, f"{role} serves", serves + 1)
+        await client.send(run.program_id, b"go on")
+    ended = await run.wait()
+    assert ended.success, ended.error
+    return ended.result
+
+
+async def test_a_text_under_a_json_schema_is_the_same_when_worker_and_control_die(demo: Serving) -> None:
+    async with asyncio.timeout(150), tartlet.AsyncClient(demo.address) as client:
+        undisturbed = await written(demo, client)
+        text, _ = json.loads(str(undisturbed))
+        value = json.loads(text)
+        assert len(value) == SCHEMA["minItems"]
+        assert all(type(each) is bool for each in value)
+        assert await written(demo, client, "worker", "control") == undisturbed
+        await until_nothing_is_held(client)

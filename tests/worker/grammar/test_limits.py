@@ -44,6 +44,8 @@ def test_matchers_are_counted_by_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     masks, errors = all_of.prepare({slot: (slot, begun(1)) for slot in range(3)})
     assert (sorted(masks), sorted(errors)) == ([0, 1], [2])
     assert isinstance(errors[2], EngineFailure)
+    all_of.advance([(0, ord("a")), (1, ord("a"))])
+    assert all_of.prepare({0: (2, begun(1))})[1]
     assert not all_of.prepare({0: (1, begun(1))})[1]  # a slot's matcher can begin anew
     all_of.forget([0])
     assert not all_of.prepare({0: (2, begun(1))})[1]

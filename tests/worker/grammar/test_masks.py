@@ -12,7 +12,6 @@ from llguidance import LLMatcher, LLTokenizer
 
 from inferlet._wire.options import Options
 from tartlet_common.abi import GrammarKind
-from tartlet_common.engine import sample_options
 from tartlet_common.engine.step import Status
 from tartlet_common.errors.registry import GrammarRefused, InvalidArgument, TartletError
 from tartlet_worker.fake import FakeEngine, FakeOptions, model
@@ -164,7 +163,7 @@ def test_a_matcher_is_a_function_of_its_grammar_and_tokens(subject: Subject) -> 
         packed = follow.pack(subject.vocab, None, (number, ()) if turn == 0 else None)
         tokens.append(int(subject.sampled({0: packed}, seed=turn, temperature=1.0).token[0]))
     goes_on = follow.pack(subject.vocab)
-    begun = sample_options.begun(goes_on, number, np.array(tokens, np.int32))
+    begun = follow.pack(subject.vocab, None, (number, tokens))
     both = subject.sampled({0: begun, 1: goes_on}, seed=3, temperature=1.0)
     assert both.status[1] == Status.FAILED  # slot 1 has no matcher
     assert TartletError.from_wire(int(both.error[1]), both.detail[0].encode()).__class__ is InvalidArgument
@@ -200,6 +199,27 @@ def test_grammar_and_allowed_tokens_together_may_leave_none(subject: Subject) ->
     packed = Options(follows=True, allowed=digits).pack(subject.vocab, None, (1, ()))  # begins with letters
     answer = subject.sampled({0: packed})
     assert answer.status[0] == Status.FAILED
+
+
+def test_a_failed_sample_leaves_the_matcher_as_it_is(subject: Subject) -> None:
+    """Neither its own failure nor that of a command before it in its lane moves the matcher on."""
+    follow, number = Options(follows=True), subject.numbers[TEXTS[0][1]]
+    first = int(subject.sampled({0: follow.pack(subject.vocab, None, (number, ()))}, seed=1).token[0])
+    goes_on = follow.pack(subject.vocab)
+    word = subject.tokenizer.tokenize_str("a")
+    wrong = subject.tokenizer.tokenize_str("!")
+    for bad in ((0, [*word, *wrong]), (99, ()), (number, wrong)):
+        assert subject.sampled({0: follow.pack(subject.vocab, None, bad)}).status[0] == Status.FAILED
+        subject.reset()
+    in_one_lane = sample((7, 0, 40), (7, 0, 0))
+    options = {0: goes_on, 1: follow.pack(subject.vocab, None, (0, word))}  # slot 40 has no matcher
+    refused = run(subject.engine, with_options(in_one_lane, options))[0]
+    assert refused.status.tolist() == [Status.FAILED, Status.REFUSED]
+    subject.reset()
+    after = subject.sampled({0: goes_on}, seed=2, temperature=1.0)
+    fresh = subject.sampled({0: follow.pack(subject.vocab, None, (number, [first]))}, seed=2, temperature=1.0)
+    assert after.status[0] == fresh.status[0] == Status.OK
+    assert after.token[0] == fresh.token[0]
 
 
 def test_a_skipped_sample_leaves_the_matcher_as_it_is(subject: Subject) -> None:

@@ -24,6 +24,11 @@ def free_place(place: Place, engine: EngineState) -> None:
             engine.tables.change(table.number, table.number, 0, [])
             engine.tables.give(table.number)
             table.number = -1
-    for grammar in place.grammars.values():
-        engine.grammars.drop(grammar)
+    place.grammars.leave(engine.grammars)
     engine.unseat(program.id)
+
+
+def forget_freed(place: Place) -> None:
+    """Have the engine forget grammars that the program has freed, once all is made again that begins with them."""
+    if place.engine is not None and place.recovery is None and place.replay is None:
+        place.grammars.forget_freed(place.engine.grammars)

@@ -308,8 +308,8 @@ def all_queues(place: Place) -> list[CommandQueue]:
 
 
 def pending(place: Place) -> bool:
-    """Return whether a place has commands that wait."""
-    return any(queue.pending for queue in queues(place))
+    """Return whether a place has commands that wait, or a grammar that no engine has compiled."""
+    return any(queue.pending for queue in queues(place)) or place.grammars.asked
 
 
 def waited_s(place: Place, now: float) -> float:
