@@ -19,6 +19,7 @@ from tartlet_common.engine.step import Status
 from tartlet_control.calls.embed import EmbedTxt
 from tartlet_control.calls.forward import Forward
 from tartlet_control.calls.kv import Alloc, CopyKvPage, Dealloc, MaskKvPage
+from tartlet_control.calls.names import Export
 from tartlet_control.calls.output import GetNextDist, Sample
 from tartlet_control.calls.queue import Faulty, Reset, Synchronize
 from tartlet_control.calls.table_masks import DropRows, MaskTable
@@ -287,4 +288,5 @@ _NOTES: Final[dict[type[Command], Callable[[Book, Any, Any], None]]] = {
     Reset: _reset,
     Faulty: _faulty,
     Synchronize: _nothing,
+    Export: _nothing,
 }

@@ -176,3 +176,24 @@ def test_a_book_that_is_wrong_is_found_while_programs_run(tmp_path: Path) -> Non
     assert "tables of" in wrong.read_text()
     (counts,) = tmp_path.glob("counts-*")
     assert counts.read_text().split() == [str(checks.programs), str(checks.checked), str(checks.wrong)]
+
+
+def test_books_are_compared_while_a_table_is_exported_behind_a_forward() -> None:
+    """No answer tells that the forward before an export has ended, so the fold finds the export open."""
+    host = Host(OPTIONS)
+    guest = host.start()
+    embeds = list(range(SIZE + 1))
+    guest.put(Op.CREATE_QUEUE, queue=1)
+    guest.table(0, new=2, queue=1)
+    guest.alloc(Op.ALLOC_EMB, embeds, queue=1)
+    guest.embed(embeds, embeds, embeds, queue=1)
+    guest.forward_table(0, 0, embeds, queue=1)
+    guest.alloc(Op.DEALLOC_EMB, embeds, queue=1)
+    exported = guest.put(
+        Op.EXPORT_KVPAGE, queue=1, a=0, b=SIZE + 1, c=4, payload=(60).to_bytes(4, "little") + b"name", wait=True
+    )
+    while not guest.answered(exported):
+        host.pump()
+        check_book(host, guest)
+        host.answer()
+        check_book(host, guest)
