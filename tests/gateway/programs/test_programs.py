@@ -239,7 +239,8 @@ def tenants(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """A gateway that asks for keys, and those of two tenants."""
     directory = tmp_path_factory.mktemp("tenants")
     file = directory / "keys.json"
-    keys = [out(gateway.server.run_dir, "keys", "create", "--tenant", t, "--file", str(file)).strip() for t in ("own", "other")]
+    create = ("keys", "create", "--file", str(file), "--tenant")
+    keys = [out(gateway.server.run_dir, *create, tenant).strip() for tenant in ("own", "other")]
     with own_gateway(gateway, directory, KEYS=str(file)) as own:
         yield own, keys[0], keys[1]
 
