@@ -65,9 +65,12 @@ class Connections:
         return Timing(first_s, time.perf_counter() - begun)
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return an idle connection, or a new one."""
-        if self._idle:
-            return self._idle.pop()
+        """Return an idle connection that the server hasn't closed, or a new one."""
+        while self._idle:
+            reader, writer = self._idle.pop()
+            if not reader.at_eof():
+                return reader, writer
+            writer.close()
         return await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 22)
 
     def close(self) -> None:

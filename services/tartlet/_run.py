@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -68,10 +69,7 @@ class Run:
             Disconnected: the client stopped following: `cancel` was called, or the client was closed.
             InvalidArgument: another task already waits for the next event.
         """
-        if self._is_read:
-            raise InvalidArgument(argument="run", detail="another task waits for its next event")
-        self._is_read = True
-        try:
+        with self._reading():
             while self.ended is None:
                 while not self._messages:
                     self._messages.extend(await self._next_events())
@@ -80,9 +78,20 @@ class Run:
                     self.ended = event
                 if not isinstance(event, Accepted):
                     return event
-        finally:
-            self._is_read = False
         raise StopAsyncIteration
+
+    async def found(self) -> None:
+        """Wait until the server has found the program, or, over HTTP, until the program's next event has come.
+
+        Raises:
+            UnknownProgram: no program has this id.
+            RuntimeLost, Disconnected, InvalidArgument: as for the next event.
+        """
+        with self._reading():
+            while self.ended is None and not self._messages:
+                self._messages.extend(await self._next_events())
+        if self._messages:
+            _convert.event_from_proto(self._messages[0])  # raises the error of a refusal
 
     async def wait(self) -> Ended:
         """Wait for the program's end; the other events are read and dropped.
@@ -102,6 +111,16 @@ class Run:
         """End the call of a run that was dropped, and a program that ends with it."""
         if self.ended is None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._following.cancel)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        if self._is_read:
+            raise InvalidArgument(argument="run", detail="another task waits for its next event")
+        self._is_read = True
+        try:
+            yield
+        finally:
+            self._is_read = False
 
     async def _next_events(self) -> Sequence[Any]:
         """Read the next events. If the waiting task is cancelled, the read goes on and its events are kept."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
@@ -20,8 +22,8 @@ from tartlet_gateway.runs.caller import caller_of
 from tartlet_gateway.runs.pacing import paced
 
 T = TypeVar("T")
-QUIET_S: Final = 1.0
-"""The status waits this long for the first event, so that an unknown program is answered with its own status."""
+FOUND_S: Final = 30.0
+"""The status waits this long for a program to be found, so that an unknown program is answered with its own status."""
 MAX_OFFSET: Final = (1 << 63) - 1
 _DIGITS: Final = 20
 
@@ -75,6 +77,11 @@ async def follow(exchange: Exchange, run: tartlet.Run, opening: bytes = b"") -> 
     try:
         if opening:
             await _write(exchange, opening)
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FOUND_S):
+                    await run.found()
+            await exchange.start(200, sse.HEADERS)
         await _write_all(exchange, run, of)
     finally:
         run.cancel()
@@ -93,7 +100,7 @@ async def follow_calls(exchange: Exchange, told: AsyncGenerator[dict[str, Any], 
 async def _write_all(exchange: Exchange, source: AsyncIterator[T], form: Callable[[T], dict[str, Any]]) -> None:
     """Write an event for each item of a source, a comment while none comes, and the error in which the source ends."""
     try:
-        async with aclosing(paced(source, lambda: COMMENT_S if exchange.started else QUIET_S)) as items:
+        async with aclosing(paced(source, lambda: COMMENT_S if exchange.started else FOUND_S)) as items:
             async for item in items:
                 await _write(exchange, sse.COMMENT if item is None else encoded(form(item)))
     except TartletError as e:

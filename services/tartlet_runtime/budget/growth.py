@@ -1,7 +1,8 @@
 """How the memory of guests is counted: reserved in whole where a launch names a limit, else as the guest grows.
 
 wasmtime's C API doesn't tell how large the memory of a component is. The kernel counts the private writable bytes of a
-process, and a memory becomes writable as it grows. So the difference over one poll is what the guest grew by.
+process, and a memory becomes writable as it grows. So the difference over one poll is what the guest grew by. Guests that
+are polled at the same time share one difference: the first that is settled is charged with it, and nobody else.
 """
 
 from __future__ import annotations
@@ -43,6 +44,38 @@ class KernelMeter:
         os.close(self._file)
 
 
+class Charges:
+    """Which bytes of the process some guest was charged with already.
+
+    Example:
+        >>> readings = iter([100, 100, 170, 190])
+        >>> charges = Charges(type("Readings", (), {"read": lambda _: next(readings)})())
+        >>> one, other = charges.level(), charges.level()
+        >>> charges.grown(one), charges.grown(other)
+        (70, 20)
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        """Begin with no charges."""
+        self._meter = meter
+        self._charged = 0  # bytes up to which growth was charged
+
+    def level(self) -> int:
+        """Return the bytes of the process before a guest is polled."""
+        return self._read()
+
+    def grown(self, since: int) -> int:
+        """Return the bytes that were added since a level and charged to nobody, and charge them; at least 0."""
+        before = max(since, self._charged)
+        self._charged = self._read()
+        return max(0, self._charged - before)
+
+    def _read(self) -> int:
+        now = self._meter.read()
+        self._charged = min(self._charged, now)  # what was freed may grow again
+        return now
+
+
 class Growth:
     """The memory of one guest whose launch named no limit: what it has taken beyond its reservation.
 
@@ -50,12 +83,14 @@ class Growth:
     the guest did not use. So guests that compute at the same time never take the same bytes.
     """
 
-    __slots__ = ("_before", "_extra", "_is_open", "_ledger", "_limit", "_meter", "_reserved", "_size", "refused")
+    __slots__ = ("_before", "_charges", "_extra", "_is_open", "_ledger", "_limit", "_reserved", "_size", "refused")
 
-    def __init__(self, ledger: Ledger, meter: Meter, reserved_bytes: int, limit_bytes: int, start_bytes: int) -> None:
+    def __init__(
+        self, ledger: Ledger, charges: Charges, reserved_bytes: int, limit_bytes: int, start_bytes: int
+    ) -> None:
         """Begin with `start_bytes`, of `reserved_bytes` that the launch has taken; `limit_bytes` is the most."""
         self._ledger = ledger
-        self._meter = meter
+        self._charges = charges
         self._reserved = reserved_bytes
         self._limit = limit_bytes
         self._size = start_bytes
@@ -72,7 +107,7 @@ class Growth:
             granted = self._ledger.grow(Use.PROGRAMS, wanted)
             self._extra += granted
             self.refused = granted < wanted
-            self._before = self._meter.read()
+            self._before = self._charges.level()
         return self._reserved + self._extra
 
     def settle(self, size_bytes: int | None = None) -> None:
@@ -81,7 +116,7 @@ class Growth:
             return
         self._is_open = False
         if size_bytes is None:
-            grown = self._meter.read() - self._before
+            grown = self._charges.grown(self._before)
             if grown >= GRAIN_BYTES:
                 self._size = min(self._limit, self._size + grown)
         else:

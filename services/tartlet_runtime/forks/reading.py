@@ -21,6 +21,7 @@ from tartlet_common.rpc.tenancy import Scope
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.answers.isolated import ONE_THREAD
 from tartlet_runtime.budget.ledger import Ledger, Use
+from tartlet_runtime.budget.turns import Turns
 from tartlet_runtime.forks.recorded import RecordedRuns
 from tartlet_runtime.journal.records import JournalHeader
 from tartlet_runtime.program.program import Program
@@ -40,13 +41,14 @@ _AT_ONCE: Final = 1
 
 
 class JournalReader:
-    """Reads journals, one at a time, each in a process of its own."""
+    """Reads journals, one at a time, each in a process of its own. Tenants take turns, however many each wants read."""
 
     def __init__(self, recorded: RecordedRuns, ledger: Ledger) -> None:
         """Take journals from `recorded`, and the processes' memory from `ledger`."""
         self.recorded = recorded
         self._ledger = ledger
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._tenants = Turns(_AT_ONCE)
+        self._processes = asyncio.Semaphore(_AT_ONCE)
 
     async def read(self, request: programs_pb2.ReadJournalRequest, scope: Scope, program: Program | None) -> bytes:
         """Return a page of a journal as JSON.
@@ -69,7 +71,7 @@ class JournalReader:
             raise InvalidArgument(argument="first", detail="the number of a turn, from 1")
         if program is not None and not program.spec.durable:
             raise NoJournal(program=program.program_id, why="it keeps none")
-        async with self._turns:
+        async with self._tenants.turn(scope.tenant or ""), self._processes:
             try:
                 data, parsed = await self.recorded.fetch(request.program_id, scope, torn=True)
             except UnknownProgram:

@@ -20,7 +20,7 @@ import wasmtime
 
 from tartlet_common.errors.registry import InvalidConfig, Overloaded
 from tartlet_common.process.role import address_space
-from tartlet_runtime.budget.growth import START_BYTES, Growth, KernelMeter
+from tartlet_runtime.budget.growth import START_BYTES, Charges, Growth, KernelMeter
 from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.wasm.boundary import capi
 from tartlet_runtime.wasm.boundary.shim import open_boundary
@@ -94,8 +94,9 @@ class WasmHost:
         self.config = config or HostConfig()
         self.aot = aot or AotCache(self.config.cache_dir)
         self._ledger = ledger
-        self._meter = KernelMeter()
-        weakref.finalize(self, self._meter.close)
+        meter = KernelMeter()
+        self._charges = Charges(meter)
+        weakref.finalize(self, meter.close)
         self.soft_submit_bytes = self.config.soft_submit_bytes
         self.boundary = open_boundary(self.config.boundary, self.config.cache_dir)
         wasm_config = base_config()
@@ -166,7 +167,7 @@ class WasmHost:
         if self._ledger is not None and limits.reserved_bytes < limits.memory_bytes:
             start = START_BYTES if module.shared_bytes else module.initial_memory_bytes
             most = limits.memory_bytes - module.shared_bytes
-            guest.growth = Growth(self._ledger, self._meter, limits.reserved_bytes, most, start)
+            guest.growth = Growth(self._ledger, self._charges, limits.reserved_bytes, most, start)
         return guest
 
     def _count_spare(self, by: int) -> None:

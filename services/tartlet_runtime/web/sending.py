@@ -23,9 +23,9 @@ from tartlet_common.egress.addresses import Exceptions
 from tartlet_common.egress.connecting import AddressRefused, checked_socket
 from tartlet_common.egress.hosts import Origin
 from tartlet_common.errors.registry import NotAllowed, RequestFailed, TartletError
+from tartlet_runtime.budget.turns import Turns
 from tartlet_runtime.web.asked import Asked
 from tartlet_runtime.web.secrets import Secrets
-from tartlet_runtime.web.turns import Turns
 
 READ_AHEAD_BYTES: Final = 64 << 10
 """What is read of a body before the program asks; the client holds up to twice as much."""

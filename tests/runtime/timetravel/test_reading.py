@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from tartlet_common.errors.registry import JournalUnavailable
-from tartlet_common.rpc.tenancy import EVERYONE
+from tartlet_common.errors.registry import JournalUnavailable, UnknownProgram
+from tartlet_common.rpc.tenancy import EVERYONE, Scope
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.forks.reading import JournalReader
@@ -63,3 +65,17 @@ async def test_a_run_whose_commands_fill_the_memory_is_ended() -> None:
     with pytest.raises(JournalUnavailable, match="MiB"):
         await reader(header, ledger).read(request(), EVERYONE, None)
     assert ledger.free_bytes == 1 << 30
+
+
+async def test_a_tenant_that_reads_many_journals_holds_up_no_other() -> None:
+    read: list[str] = []
+    header = JournalHeader(PROGRAM, common_pb2.Source.NATIVE, "p.py", (), bytes(16), 0, "", tenant="b")
+    one = reader(header, Ledger(1 << 30))
+
+    async def ask(tenant: str) -> None:
+        with contextlib.suppress(UnknownProgram):
+            await one.read(request(), Scope(tenant), None)
+        read.append(tenant)
+
+    await asyncio.gather(*(ask("b") for _ in range(4)), ask("a"))
+    assert read == ["b", "a", "b", "b", "b"]

@@ -8,9 +8,9 @@ import contextlib
 from tartlet_common.capabilities import Grant
 from tartlet_common.egress.addresses import Exceptions
 from tartlet_common.egress.hosts import Url
+from tartlet_runtime.budget.turns import Turns
 from tartlet_runtime.web.asked import Asked
 from tartlet_runtime.web.sending import OF_A_TENANT, May, Sender
-from tartlet_runtime.web.turns import Turns
 from tests.runtime.harness import until
 from tests.runtime.web.servers import serving
 

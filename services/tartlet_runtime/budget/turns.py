@@ -1,4 +1,4 @@
-"""Lets each tenant use so many connections at once, so that one tenant's requests don't hold up the others'."""
+"""Lets each tenant use so many places at once, so that one tenant's requests don't hold up the others'."""
 
 from __future__ import annotations
 
