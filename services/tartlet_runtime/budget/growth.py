@@ -1,8 +1,8 @@
 """How the memory of guests is counted: reserved in whole where a launch names a limit, else as the guest grows.
 
 wasmtime's C API doesn't tell how large the memory of a component is. The kernel counts the private writable bytes of a
-process, and a memory becomes writable as it grows. So the difference over one poll is what the guest grew by. Guests that
-are polled at the same time share one difference: the first that is settled is charged with it, and nobody else.
+process, and a memory becomes writable as it grows. So the difference over one poll is what the guest grew by. Guests
+that are polled at the same time share one difference: the first that is settled is charged with it, and nobody else.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Charges:
     Example:
         >>> readings = iter([100, 100, 170, 190])
         >>> charges = Charges(type("Readings", (), {"read": lambda _: next(readings)})())
-        >>> one, other = charges.level(), charges.level()
+        >>> one, other = charges.begin(), charges.begin()
         >>> charges.grown(one), charges.grown(other)
         (70, 20)
     """
@@ -59,16 +59,30 @@ class Charges:
         """Begin with no charges."""
         self._meter = meter
         self._charged = 0  # bytes up to which growth was charged
+        self._mapped = 0  # bytes that come with guests and aren't growth
+        self._polled = 0
 
-    def level(self) -> int:
-        """Return the bytes of the process before a guest is polled."""
+    def begin(self, mapped_bytes: int = 0) -> int:
+        """Return the bytes of the process before a guest is polled; `mapped_bytes` come with the guest itself."""
+        self._polled += 1
+        self._mapped += mapped_bytes
         return self._read()
 
     def grown(self, since: int) -> int:
-        """Return the bytes that were added since a level and charged to nobody, and charge them; at least 0."""
+        """Return the bytes that were added since a guest began and charged to nobody, and charge them; at least 0."""
         before = max(since, self._charged)
         self._charged = self._read()
-        return max(0, self._charged - before)
+        grown = max(0, self._charged - before)
+        mapped = min(grown, self._mapped)
+        self._mapped -= mapped
+        self.end()
+        return grown - mapped
+
+    def end(self) -> None:
+        """End a poll whose growth is known."""
+        self._polled -= 1
+        if not self._polled:
+            self._mapped = 0
 
     def _read(self) -> int:
         now = self._meter.read()
@@ -83,17 +97,45 @@ class Growth:
     the guest did not use. So guests that compute at the same time never take the same bytes.
     """
 
-    __slots__ = ("_before", "_charges", "_extra", "_is_open", "_ledger", "_limit", "_reserved", "_size", "refused")
+    __slots__ = (
+        "_before",
+        "_charges",
+        "_extra",
+        "_is_open",
+        "_ledger",
+        "_limit",
+        "_mapped",
+        "_reserved",
+        "_size",
+        "refused",
+    )
 
     def __init__(
-        self, ledger: Ledger, charges: Charges, reserved_bytes: int, limit_bytes: int, start_bytes: int
+        self,
+        ledger: Ledger,
+        charges: Charges,
+        reserved_bytes: int,
+        limit_bytes: int,
+        start_bytes: int,
+        *,
+        mapped_bytes: int = 0,
     ) -> None:
-        """Begin with `start_bytes`, of `reserved_bytes` that the launch has taken; `limit_bytes` is the most."""
+        """Begin with `start_bytes`, of `reserved_bytes` that the launch has taken.
+
+        Args:
+            ledger: of the process.
+            charges: of the process.
+            reserved_bytes: what the launch has taken.
+            limit_bytes: the most.
+            start_bytes: what the guest has at its start.
+            mapped_bytes: what its first poll maps, the memory that it starts with; 0 if that is mapped already.
+        """
         self._ledger = ledger
         self._charges = charges
         self._reserved = reserved_bytes
         self._limit = limit_bytes
         self._size = start_bytes
+        self._mapped = mapped_bytes
         self._extra = 0  # taken beyond the reservation
         self._before = 0
         self._is_open = False
@@ -107,7 +149,8 @@ class Growth:
             granted = self._ledger.grow(Use.PROGRAMS, wanted)
             self._extra += granted
             self.refused = granted < wanted
-            self._before = self._charges.level()
+            self._before = self._charges.begin(self._mapped)
+            self._mapped = 0
         return self._reserved + self._extra
 
     def settle(self, size_bytes: int | None = None) -> None:
@@ -120,6 +163,7 @@ class Growth:
             if grown >= GRAIN_BYTES:
                 self._size = min(self._limit, self._size + grown)
         else:
+            self._charges.end()
             self._size = size_bytes
         kept = min(self._extra, max(0, self._size - self._reserved))
         if self._extra > kept:
@@ -128,7 +172,9 @@ class Growth:
 
     def close(self) -> None:
         """Give everything back: the guest has ended."""
-        self._is_open = False
+        if self._is_open:
+            self._is_open = False
+            self._charges.end()
         self._ledger.give(Use.PROGRAMS, self._extra)
         self._extra = 0
 

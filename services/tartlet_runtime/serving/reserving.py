@@ -29,6 +29,8 @@ class Reserving:
         native = spec.language == common_pb2.Source.NATIVE
         texts = len(spec.source) + sum(map(len, spec.args))
         reserved = texts + HOLDINGS * FREE_BYTES + (0 if native else spec.limits.reserved_bytes)
+        if reserved > self._ledger.free_bytes:
+            self._settle()
         try:
             self._ledger.take(Use.PROGRAMS, reserved)
         except MemoryBudgetExceeded:
@@ -43,4 +45,14 @@ class Reserving:
 
     def account(self, use: Use) -> Holding:
         """Return an account of what one program takes beside that."""
-        return Holding(self._ledger, use, self._ended.free)
+        return Holding(self._ledger, use, self._make_room)
+
+    def _make_room(self, wanted_bytes: int) -> None:
+        self._settle()
+        if wanted_bytes > self._ledger.free_bytes:
+            self._ended.free(wanted_bytes)
+
+    def _settle(self) -> None:
+        """Let guests that compute on other threads give back the room that they don't need."""
+        if self._wasm is not None:
+            self._wasm.host.end_steps()

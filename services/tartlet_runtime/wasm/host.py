@@ -157,17 +157,19 @@ class WasmHost:
         hooks = hooks or QuietHooks()
         clock = clock or GuestClock(time.time_ns())
         random = random or GuestRandom(os.urandom(SEED_BYTES))
-        spares = self._spares.get(module)
+        spares, is_mapped = self._spares.get(module), False
         if spares and limits.memory_bytes >= module.initial_memory_bytes:
             guest = spares.pop()
             self._count_spare(-1)
             guest.adopt(limits, hooks, clock, random)
+            is_mapped = True
         else:
             guest = self._new_guest(module, limits, hooks, clock, random)
         if self._ledger is not None and limits.reserved_bytes < limits.memory_bytes:
             start = START_BYTES if module.shared_bytes else module.initial_memory_bytes
             most = limits.memory_bytes - module.shared_bytes
-            guest.growth = Growth(self._ledger, self._charges, limits.reserved_bytes, most, start)
+            reserved, mapped = limits.reserved_bytes, 0 if is_mapped else module.shared_bytes + start
+            guest.growth = Growth(self._ledger, self._charges, reserved, most, start, mapped_bytes=mapped)
         return guest
 
     def _count_spare(self, by: int) -> None:
@@ -316,6 +318,11 @@ class WasmHost:
         guest.measure()
         guest.kill_if_asked()
 
+    def end_steps(self) -> None:
+        """Wait for all guests that are under way: each holds as much memory as it may grow by, until its end."""
+        for guest in list(self._elsewhere):
+            self.end_step(guest)
+
     def reap(self) -> None:
         """Begin to free what ended guests left, beside what runs: call it while idle, and now and then."""
         self._reaper.go()
@@ -334,8 +341,7 @@ class WasmHost:
         if self._closed:
             return
         self._closed = True
-        for guest in list(self._elsewhere):
-            self.end_step(guest)
+        self.end_steps()
         self._spares.clear()
         for guest in list(self._guests.values()):
             guest.kill("the runtime shuts down")
