@@ -127,10 +127,11 @@ class WitWorld(wit_world.WitWorld):
         inferlet._running.guest.prepare()  # noqa: SLF001 - the seam that the SDK keeps for its hosts
         WitBackend().submit(bytes(64))  # the host takes nothing before `run`
 
-    def run(self, source: str, filename: str, args: str) -> str:
+    def run(self, source: str, filename: str, args: str, code: str) -> str:
         """Run a program to its end; "" if it returns None, and a failure leaves as `Err` with its traceback."""
         try:
-            result = inferlet._running.guest.run(source, filename, json.loads(args))  # noqa: SLF001 - the same seam
+            compiled = code.encode("latin-1")
+            result = inferlet._running.guest.run(source, filename, json.loads(args), compiled)  # noqa: SLF001 - the same
             return "" if result is None else _whole(result, "replace")
         except BaseException as e:  # noqa: BLE001 - whatever a program raises is its result
             if isinstance(e, MemoryError) or _lost_an_operand(e):

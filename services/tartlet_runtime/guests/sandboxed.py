@@ -17,6 +17,7 @@ from tartlet_runtime.abi.limits import PYTHON_BYTES, ProgramLimits
 from tartlet_runtime.budget.growth import START_BYTES
 from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.guests.build import python_guest
+from tartlet_runtime.guests.compiled import CompiledSources
 from tartlet_runtime.program.program import MakeGuest, Program
 from tartlet_runtime.program.spec import ProgramSpec
 from tartlet_runtime.wasm import (
@@ -67,8 +68,8 @@ class WasmGuest:
 
     __slots__ = ("deliver", "fiber", "step", "wake")
 
-    def __init__(self, wasm: WasmHost, module: LinkedModule, program: Program) -> None:
-        """Create and start it; it computes from the first `step` on.
+    def __init__(self, wasm: WasmHost, module: LinkedModule, program: Program, code: bytes = b"") -> None:
+        """Create and start it; it computes from the first `step` on. `code`: of a Python program that is compiled.
 
         Raises:
             Overloaded: the pool is full.
@@ -82,7 +83,7 @@ class WasmGuest:
             random=GuestRandom(spec.seed) if spec.durable or spec.seeded else SystemRandom(),
         )
         is_python = spec.language == _Source.PYTHON
-        self.fiber.start(guest_text(spec.source) if is_python else "", spec.filename, spec.args)
+        self.fiber.start(guest_text(spec.source) if is_python else "", spec.filename, spec.args, code)
         self.step = self.fiber.step
         self.deliver = self.fiber.deliver
         self.wake = self.fiber.wake
@@ -148,6 +149,7 @@ class WasmGuests:
         self._modules: OrderedDict[str, LinkedModule] = OrderedDict()
         self._checked: OrderedDict[str, None] = OrderedDict()  # digests of archives
         self._python: LinkedModule | None = None
+        self._compiled: CompiledSources | None = None
         self._python_error: TartletError | None = None
         self._flags = flags_digest()
         try:
@@ -156,6 +158,7 @@ class WasmGuests:
                 raise StartFailed(role="Python", detail=told)
             self._python = self.host.load(python_guest(settings.cache_dir))
             self._python.shared_bytes = PYTHON_BYTES - START_BYTES
+            self._compiled = CompiledSources(self.host, self._python, ledger)
         except StartFailed as e:
             self._python_error = e
             log.warning("Python programs can't run: %s", e)
@@ -187,7 +190,7 @@ class WasmGuests:
         """
         if spec.language == _Source.PYTHON:
             self._check(spec)
-            return self._maker(self._python_module())
+            return self._maker(self._python_module(), self._code(spec))
         module = self._modules.get(spec.digest)
         if module is None:
             return None
@@ -285,6 +288,8 @@ class WasmGuests:
 
     def close(self) -> None:
         """End all guests."""
+        if self._compiled is not None:
+            self._compiled.close()
         self.host.aot.close()
         self.host.close()
 
@@ -293,8 +298,17 @@ class WasmGuests:
             raise self._python_error or InternalError(detail="no Python component")
         return self._python
 
-    def _maker(self, module: LinkedModule) -> MakeGuest:
-        return lambda program: WasmGuest(self.host, module, program)
+    def _code(self, spec: ProgramSpec) -> bytes:
+        """Return the code of a program without a journal, if the program was launched before.
+
+        A program with a journal compiles itself: whoever runs it again must find each object at the same address.
+        """
+        if spec.durable or self._compiled is None:
+            return b""
+        return self._compiled.code(spec.digest, spec.filename, lambda: guest_text(spec.source))
+
+    def _maker(self, module: LinkedModule, code: bytes = b"") -> MakeGuest:
+        return lambda program: WasmGuest(self.host, module, program, code)
 
 
 def check_text(source: bytes) -> str:

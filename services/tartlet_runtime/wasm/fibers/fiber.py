@@ -148,13 +148,14 @@ class Fiber:
 
     # ---- driving ----
 
-    def start(self, source: str = "", filename: str = "main.py", args: Sequence[str] = ()) -> None:
+    def start(self, source: str = "", filename: str = "main.py", args: Sequence[str] = (), code: bytes = b"") -> None:
         """Make the store; the first `step` instantiates and calls.
 
         Args:
             source: a component's program text.
             filename: its name in tracebacks.
             args: its arguments; a core guest asks for them (ABI GET_ARG).
+            code: what a component compiled the text to, as UTF-8; nothing: the guest compiles it.
         """
         assert not self.arguments
         assert self.phase is Phase.READY
@@ -162,6 +163,7 @@ class Fiber:
             source.encode("utf-8", "surrogatepass").decode("utf-8", "replace").encode(),
             filename.encode("utf-8", "replace"),
             json.dumps(list(args)).encode() if args else b"[]",
+            code,
         )
         if self._store is None:
             self.open()
@@ -341,10 +343,8 @@ class Fiber:
     def _answer(self, delivery: Delivery) -> None:
         self.clock.advance_to(delivery.time_ns)
         self.wait_request = None
-        if self.module.kind is ModuleKind.CORE:
-            self._host.boundary.deliver(self.state, delivery.data)
-            return
-        self._host.boundary.deliver_string(self.state, delivery.data)
+        is_core, boundary = self.module.kind is ModuleKind.CORE, self._host.boundary
+        (boundary.deliver if is_core else boundary.deliver_string)(self.state, delivery.data)
 
     def _end_sleep(self) -> None:
         assert self._wake_ns is not None

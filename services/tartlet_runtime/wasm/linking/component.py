@@ -71,7 +71,7 @@ class ComponentModule(LinkedModule):
         return future
 
     def begin_call(self, guest: Instance) -> int:
-        """Call `run(source, filename, args)`."""
+        """Call `run(source, filename, args, code)`."""
         function = self._function(guest, self._run_index)
         texts = guest.arguments
         buffers = [ctypes.create_string_buffer(text, len(text) or 1) for text in texts]

@@ -24,7 +24,7 @@ class Instance(wasi.WasiGuest, Protocol):
         instance: wasmtime's handle of the instance.
         results: where wasmtime puts what a call returns.
         call_buffers: what a running call points to; kept until its future is deleted.
-        arguments: source, filename and arguments of a component's program, as UTF-8.
+        arguments: source, filename, arguments and code of a component's program, as UTF-8.
     """
 
     state: GuestState

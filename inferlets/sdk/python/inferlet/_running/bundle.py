@@ -10,6 +10,7 @@ import importlib.machinery
 import importlib.util
 import io
 import json
+import marshal
 import re
 import sys
 import zipfile
@@ -18,15 +19,17 @@ from contextlib import contextmanager
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.metadata import Distribution, DistributionFinder, PathDistribution
 from importlib.resources.abc import TraversableResources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import ModuleType
+    from types import CodeType, ModuleType
 
 MAGIC = "PK\x03\x04"
 MANIFEST = "tartlet.json"
 PACKAGES = "site-packages/"
+Codes: TypeAlias = dict[str, bytes]
+"""Compiled modules by their paths, as `marshal` writes them."""
 _ARCHIVE = re.compile(r"\.(zip|tartlet|py)$")
 
 
@@ -41,9 +44,11 @@ class Bundle(MetaPathFinder):
     Args:
         source: the archive, with one character for each byte.
         filename: the name of the directory or of the archive.
+        codes: modules that are compiled already.
     """
 
-    def __init__(self, source: str, filename: str) -> None:
+    def __init__(self, source: str, filename: str, codes: Codes | None = None) -> None:
+        self.codes = codes or {}
         self._zip = zipfile.ZipFile(io.BytesIO(source.encode("latin-1")))
         self._names = frozenset(self._zip.namelist())
         self._folders = {folder for name in self._names for folder in _folders_of(name)}
@@ -157,6 +162,15 @@ class _Loader(SourceLoader):
         """Return a file by its path."""
         text = path.decode() if isinstance(path, bytes) else path
         return self._bundle.read(text.removeprefix(self._bundle.root))
+
+    def source_to_code(self, data: Any, path: Any, *more: Any, **options: Any) -> CodeType:  # type: ignore[override]
+        """Return the code of a module."""
+        code = self._bundle.codes.get(path)
+        if code is None:
+            compiled: CodeType = super().source_to_code(data, path, *more, **options)
+        else:
+            compiled = marshal.loads(code)  # noqa: S302 - the host has it of `compiled`
+        return compiled
 
     def set_data(self, *_: Any, **__: Any) -> None:
         """No-op: compiled code is kept nowhere."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import marshal
 import os
 import random
 import sys
 import threading
 import traceback
 import types
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -22,7 +24,7 @@ from inferlet._hints.source import defines_alone
 from inferlet._hints.tracebacks import format_error, remember
 from inferlet._models import models, vocab
 from inferlet._running import output
-from inferlet._running.bundle import Bundle, is_bundle
+from inferlet._running.bundle import Bundle, Codes, is_bundle
 from inferlet._running.loop import Loop, ProgramLoop
 from inferlet._wire.channel import channel
 from inferlet._wire.channel import reset as reset_channel
@@ -36,18 +38,22 @@ loop_type: type[ProgramLoop] = Loop
 
 _made_ahead: list[ProgramLoop] = []
 
+_REFUSED = (SyntaxError, ValueError, RecursionError, MemoryError)
+"""What `compile` raises for a text that is no program."""
+
 
 class ProgramExit(Exception):
     """The program ended itself with a failure, by `sys.exit` with a status or a text."""
 
 
-def run(source: str, filename: str, args: Sequence[str]) -> str | None:
+def run(source: str, filename: str, args: Sequence[str], code: bytes = b"") -> str | None:
     """Run a program to its end.
 
     Args:
         source: the program's Python text, or the archive of a program of several files, one character a byte.
         filename: its name in tracebacks.
         args: its arguments, in `sys.argv` after its name.
+        code: what `compiled` made of it, or nothing.
 
     Returns:
         What `main` returned, as text; None if it returned None.
@@ -61,7 +67,7 @@ def run(source: str, filename: str, args: Sequence[str]) -> str | None:
     # The global generator was seeded when the sandbox was built: every program would draw the same.
     seed_random(os.urandom(16))
     try:
-        return execute(source, filename, args)
+        return execute(source, filename, args, code)
     finally:
         flush()
         sys.stdout, sys.stderr = streams
@@ -92,15 +98,15 @@ def start(args: Sequence[str]) -> None:
     vocab.reset()
 
 
-def execute(source: str, filename: str, args: Sequence[str]) -> str | None:
+def execute(source: str, filename: str, args: Sequence[str], code: bytes = b"") -> str | None:
     """Run the program with the present streams and random numbers; see `run`."""
+    codes: Codes = marshal.loads(code) if code else {}  # noqa: S302 - the host has it of `compiled`
     if not is_bundle(source):
-        return _execute(
-            source.removeprefix("\ufeff"), filename, args
-        )  # what some editors write first, and CPython takes
-    bundle = Bundle(source, filename)
+        text = source.removeprefix("\ufeff")  # what some editors write first, and CPython takes
+        return _execute(text, filename, args, codes)
+    bundle = Bundle(source, filename, codes)
     with bundle.installed():
-        return _execute(bundle.entry_source(), bundle.entry, args)
+        return _execute(bundle.entry_source(), bundle.entry, args, codes)
 
 
 def check(source: str, filename: str) -> str:
@@ -110,18 +116,42 @@ def check(source: str, filename: str) -> str:
         source: as for `run`.
         filename: its name in messages.
     """
-    texts: Iterable[tuple[str, str | bytes]] = [(filename, source.removeprefix("\ufeff"))]
-    if is_bundle(source):
-        texts = Bundle(source, filename).sources()
-    for path, text in texts:
+    for path, text in _texts(source, filename):
         try:
             compile(text, path, "exec", dont_inherit=True)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        except _REFUSED as error:
             return "".join(traceback.format_exception_only(error)) or repr(error)
     return ""
 
 
-def _execute(source: str, filename: str, args: Sequence[str]) -> str | None:
+def compiled(source: str, filename: str) -> str:
+    """Compile a program, for runs in other sandboxes.
+
+    Args:
+        source: as for `run`.
+        filename: its name in tracebacks.
+
+    Returns:
+        The code of the program's own modules for `run`, one character a byte. "" if each run must compile the program
+        itself: it has an error, or a warning, which belongs to the output of every run.
+    """
+    codes: Codes = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for path, text in _texts(source, filename):
+            try:
+                codes[path] = marshal.dumps(compile(text, path, "exec", dont_inherit=True))
+            except (*_REFUSED, Warning):
+                return ""
+    return marshal.dumps(codes).decode("latin-1")
+
+
+def _texts(source: str, filename: str) -> Iterable[tuple[str, str | bytes]]:
+    """Yield path and text of a program's own modules."""
+    return Bundle(source, filename).sources() if is_bundle(source) else [(filename, source.removeprefix("\ufeff"))]
+
+
+def _execute(source: str, filename: str, args: Sequence[str], codes: Codes) -> str | None:
     remember(filename, source)
     argv, sys.argv = sys.argv, [filename, *args]
     new_event_loop, before = asyncio.events.new_event_loop, sys.modules.get("__main__")
@@ -138,7 +168,7 @@ def _execute(source: str, filename: str, args: Sequence[str]) -> str | None:
     ProgramLoop.runs = 0
     ProgramLoop.results.clear()
     try:
-        result = _run_main(loop, module, source, filename, args)
+        result = _run_main(loop, module, source, filename, args, codes)
         _raise_failures()
         if program.state.next_args is not None:
             program.record_continue(program.state.next_args, program.state.inbox.untaken())
@@ -169,11 +199,13 @@ def _tell(error: BaseException, filename: str) -> str:
 
 
 def _run_main(
-    loop: ProgramLoop, module: types.ModuleType, source: str, filename: str, args: Sequence[str]
+    loop: ProgramLoop, module: types.ModuleType, source: str, filename: str, args: Sequence[str], codes: Codes
 ) -> str | None:
     channel.loop = loop
     try:
-        exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - running it is our job
+        code = codes.get(filename)
+        ready = compile(source, filename, "exec", dont_inherit=True) if code is None else marshal.loads(code)  # noqa: S302
+        exec(ready, module.__dict__)  # noqa: S102 - running it is our job
         main: Callable[..., Any] | None = getattr(module, "main", None)
         if main is None:
             if not ProgramLoop.runs and defines_alone(source):

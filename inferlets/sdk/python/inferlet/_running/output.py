@@ -72,8 +72,10 @@ class Output(io.TextIOBase):
 
     def record(self) -> None:
         """Turn held text into commands."""
-        held, self._held = self._held, bytearray()
         self._flushed = False
+        if not self._held:
+            return
+        held, self._held = self._held, bytearray()
         for at in range(0, len(held), CHUNK_BYTES):
             channel.record(*packers.log(self._stream, bytes(held[at : at + CHUNK_BYTES])))
 
