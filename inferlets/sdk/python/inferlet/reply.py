@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, Literal
 
 from inferlet._calls.program import receive_bytes, send
@@ -90,8 +91,8 @@ def delta(text: str, index: int = 0, *, logprobs: Sequence[TokenLogprob] | None 
     """
     if logprobs:
         _send(type="delta", index=index, text=str(text), logprobs=list(logprobs))
-    elif text:
-        _send(type="delta", index=index, text=str(text))
+    elif text:  # once for each token: a template takes a third of the encoder's time
+        send(f'{_MARK}{{"type":"delta","index":{index:d},"text":{quoted(text)}}}')
 
 
 def token_logprob(piece: Piece) -> TokenLogprob:
@@ -193,5 +194,8 @@ def refuse(message: str, *, param: str | None = None, code: str | None = None) -
     _send(type="refuse", message=message, param=param, code=code)
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def _send(**event: object) -> None:
-    send(_MARK + json.dumps(event, separators=(",", ":")))
+    send(_MARK + _encode(event))

@@ -177,6 +177,8 @@ class AnswerReader:
 
     def feed(self, piece: str) -> list[Part]:
         """Take in the next piece of text, and return the parts that are certain now."""
+        if self._state == "text" and self._form is None and not self._held:  # no mark can begin here
+            return [Text(piece)] if piece else []
         self._held += piece
         return list(self._parts(final=False))
 
