@@ -79,6 +79,13 @@ def test_bytes_that_are_no_http_are_refused(gateway: Gateway) -> None:
     assert raw(gateway, b"\x16\x03\x01\x02\x00\x01\x00" * 10, timeout_s=10).startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.parametrize("line", [b"GET /\xff HTTP/1.1\r\n", b"GET /v1/live HTTP/1.1\r\n\xff: x\r\n"])
+def test_a_handshake_that_is_no_ascii_is_refused(gateway: Gateway, line: bytes) -> None:
+    handshake = b"host: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
+    key = b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    assert raw(gateway, line + handshake + key, timeout_s=10).startswith(b"HTTP/1.1 400 ")
+
+
 async def test_a_client_that_sends_ahead_and_leaves_ends_its_run(gateway: Gateway) -> None:
     source = tartlet.Source.python(FOREVER.format(say="pass"))
     async with asyncio.timeout(30), tartlet.AsyncClient(gateway.server.address) as client:

@@ -97,6 +97,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._taken_bytes > MAX_HEADER_BYTES:
             raise ValueError(MAX_HEADER_BYTES)  # the parser passes it on, and uvicorn calls `send_400_response`
 
+    def handle_websocket_upgrade(self) -> None:
+        """Hand a handshake on; refuse one whose path or names of headers the WebSocket's own parser can't read."""
+        if self.url.isascii() and all(name.isascii() for name, _ in self.headers):
+            super().handle_websocket_upgrade()
+        else:
+            self._refuse(b"400 Bad Request")
+
     @property
     def _replying(self) -> bool:
         cycle: Any = self.cycle  # None before the first request
