@@ -128,6 +128,29 @@ def test_named_rows_go_after_all_that_is_cached_only() -> None:
     assert ask(host, PROMPT)[1] == 3
 
 
+def test_a_name_pins_its_rows_until_it_expires() -> None:
+    host = Host(OPTIONS)
+    first, _ = ask(host, PROMPT)
+    export(first, "docs", ttl_s=60)
+    host.end(first)
+
+    def crowd(of: int) -> None:
+        for n in range(of, of + 30):
+            host.end(ask(host, [n, *PROMPT[1:]])[0])
+
+    crowd(60)
+    reader, computed = ask(host, PROMPT)
+    assert (computed, listed(reader)) == (3, ["docs"])
+    host.end(reader)
+    host.clock.advance(61.0)
+    host.core.tick()
+    crowd(100)
+    reader, computed = ask(host, PROMPT)
+    assert (computed, listed(reader)) == (15, [])
+    host.end(reader)
+    host.check_idle()
+
+
 def test_an_export_waits_for_what_was_sent_and_fails_with_it() -> None:
     host = Host(OPTIONS)
     guest, _ = ask(host, PROMPT)
