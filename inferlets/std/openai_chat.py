@@ -31,6 +31,7 @@ from inferlet import (
     regex,
     reply,
     tokenize,
+    tokenize_chat,
     tool_formats,
     tool_grammars,
     usage,
@@ -107,19 +108,20 @@ async def chat_prompt(request: dict[str, Any], model: Model) -> Prompts:
     messages = [tool_formats.in_prompt(message, written) for message in request["messages"]]
     try:
         try:
-            text = await format_chat(messages, tools=told, variables=variables, model=model)
+            prompt = await tokenize_chat(messages, tools=told, variables=variables, model=model)
         except InvalidArgument:
             if not any(message.get("role") == "developer" for message in messages):
                 raise
             older = [m | {"role": "system"} if m.get("role") == "developer" else m for m in messages]
-            text = await format_chat(older, tools=told, variables=variables, model=model)
+            prompt = await tokenize_chat(older, tools=told, variables=variables, model=model)
     except (InvalidArgument, TypeError, ValueError) as e:
         raise Refusal(str(e), "messages") from e
     grammar = chat_grammar(request, form)
+    text, tokens = prompt
     reasoning = text.rstrip().endswith("<think>")
     if reasoning and grammar is not None:  # the answer's form leaves no place for reasoning
-        text, reasoning = f"{text}\n</think>\n\n", False
-    return Prompts([await tokenize(text)], form, reasoning, grammar)
+        tokens, reasoning = await tokenize(f"{text}\n</think>\n\n"), False
+    return Prompts([tokens], form, reasoning, grammar)
 
 
 def chat_grammar(request: dict[str, Any], form: tool_formats.ToolFormat | None) -> Grammar | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from inferlet import Model, detokenize, detokenize_bytes, format_chat, get_model, reply, send, tokenize
+from inferlet import ChatPrompt, Model, detokenize, detokenize_bytes, get_model, reply, send, tokenize, tokenize_chat
 from inferlet.errors import InvalidArgument
 
 PART_CHARS = 1 << 18
@@ -38,10 +38,10 @@ async def text_of(tokens: list[int]) -> dict[str, Any]:
     return {"prompt": await detokenize(tokens)}
 
 
-async def formatted(request: dict[str, Any], tools: list[Any] | None, model: Model) -> str:
-    """Return a chat as text. With `tools_optional`, a template that has no place for tools isn't told of them."""
+async def formatted(request: dict[str, Any], tools: list[Any] | None, model: Model) -> ChatPrompt:
+    """Return a chat's prompt. With `tools_optional`, a template that has no place for tools isn't told of them."""
     try:
-        return await format_chat(
+        return await tokenize_chat(
             request["messages"],
             tools=tools,
             variables=request.get("chat_template_kwargs"),
@@ -56,11 +56,13 @@ async def formatted(request: dict[str, Any], tools: list[Any] | None, model: Mod
 
 async def tokens_of(request: dict[str, Any], model: Model) -> dict[str, Any]:
     """Return the tokens of a text or of a chat."""
+    special = request.get("add_special_tokens", "prompt" in request)
     if "messages" in request:
-        text = await formatted(request, request.get("tools"), model)
+        text, tokens = await formatted(request, request.get("tools"), model)
     else:
-        text = request["prompt"]
-    tokens = await tokenize(text, special=request.get("add_special_tokens", "prompt" in request))
+        text, tokens = request["prompt"], []
+    if special or "prompt" in request:
+        tokens = await tokenize(text, special=special)
     answer: dict[str, Any] = {"count": len(tokens), "max_model_len": model.max_position, "tokens": tokens}
     if request.get("return_token_strs"):
         words = {token: await detokenize_bytes(token) for token in set(tokens)}

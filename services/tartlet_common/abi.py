@@ -71,7 +71,9 @@ class Op(IntEnum):
     TOKENIZE = 7  # a: model index, b: 1 to add the model's special tokens; payload: UTF-8; answer: u32 ids
     DETOKENIZE = 8  # a: model index; payload: u32 ids; answer: bytes (UTF-8 unless tokens split a character)
     GET_VOCABS = 9  # a: model index; answer: u32 count, count u32 lengths, bytes
-    FORMAT_CHAT = 10  # a: model index; payload: JSON {messages, add_generation_prompt, tools}; answer: UTF-8
+    # a: model index, b: 1 to answer tokens too; payload: JSON {messages, add_generation_prompt, tools}; answer: UTF-8,
+    # and before it, if tokens were asked for, u32 n, ids[n]
+    FORMAT_CHAT = 10
     GET_VERSION = 11  # answer payload: UTF-8, the runtime's release
     GET_INSTANCE_ID = 12  # answer payload: UTF-8, the program's id
     PROMPT_TEMPLATE = 13  # a: model index; answer payload: UTF-8, the Jinja source of the chat template

@@ -184,12 +184,14 @@ TL_CALL tl_record *tl_get_vocabs(uint32_t model, uint32_t first, uint32_t count)
 
 /* FORMAT_CHAT, answered if awaited.
  * model: the model's index
+ * tokens: answer the text's tokens as well
  * chat: messages, add_generation_prompt, tools
- * Answer: UTF-8.
+ * Answer: UTF-8; with tokens: u32 n, u32[n], UTF-8.
  */
-TL_CALL tl_record *tl_format_chat(uint32_t model, const void *chat, uint32_t chat_bytes) {
+TL_CALL tl_record *tl_format_chat(uint32_t model, bool tokens, const void *chat, uint32_t chat_bytes) {
   tl_record *record = tl_begin(TL_OP_FORMAT_CHAT, chat_bytes);
   record->a = model;
+  record->b = tokens;
   tl_put(chat, chat_bytes);
   return record;
 }

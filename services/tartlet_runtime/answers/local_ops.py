@@ -182,7 +182,11 @@ class LocalOps:
 
         def render(tokenizer: AnyTokenizer) -> bytes:
             bos, eos = special_texts(spec, tokenizer.text_of)
-            return format_chat(spec.chat_template, payload, bos_token=bos, eos_token=eos).encode()
+            text = format_chat(spec.chat_template, payload, bos_token=bos, eos_token=eos)
+            if not record.b:
+                return text.encode()
+            tokens = tokenizer.encode(text, special=False)
+            return b"".join(((len(tokens) // 4).to_bytes(4, "little"), tokens, text.encode()))
 
         return self._with_tokenizer(caller, record, len(payload), render)
 

@@ -73,6 +73,9 @@ async def test_runtime_operations_answer(run_dir: Path) -> None:
         assert int.from_bytes(vocabulary[:4], "little") == 257
         chat = json.dumps({"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True}).encode()
         assert await guest.call(Op.FORMAT_CHAT, a=index, payload=chat) == b"[user]hi[bot]"
+        tokens = u32(b"[user]hi[bot]")
+        both = await guest.call(Op.FORMAT_CHAT, a=index, b=1, payload=chat)
+        assert both == u32([len(tokens) // 4]) + tokens + b"[user]hi[bot]"
         assert await guest.call(Op.PROMPT_TEMPLATE, a=index) == engine_spec().chat_template.encode()
         assert (await guest.call(Op.GET_INSTANCE_ID)).decode() == stream.seen[0].program_id
         assert (await guest.call(Op.GET_VERSION)).decode() == version("tartlet")

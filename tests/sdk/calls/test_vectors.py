@@ -219,6 +219,9 @@ CALLS: dict[str, Callable[..., object]] = {
     "format_chat": lambda model, messages, add_generation_prompt: inferlet.format_chat(
         messages, add_generation_prompt=add_generation_prompt, model=info(model)
     ),
+    "format_chat_with_tokens": lambda model, messages, add_generation_prompt, **_: inferlet.tokenize_chat(
+        messages, add_generation_prompt=add_generation_prompt, model=info(model)
+    ),
     "usage": inferlet.usage,
     "expect": inferlet.expect,
     "set_queue_priority": lambda q, priority: inferlet.set_queue_priority(q, inferlet.Priority(priority)),
@@ -312,6 +315,7 @@ ANSWERED: dict[str, Callable[[], asyncio.Future[Any]]] = {
     "receive": inferlet.receive_bytes,
     "tokenize": lambda: _text.tokenize_with(info(0), "x"),
     "get_vocabs": lambda: inferlet.get_vocabs(info(0)),
+    "format_chat": lambda: inferlet.tokenize_chat([], model=info(0)),
     "get_next_dist": lambda: Queue(3, None).get_next_dists(embeds([1, 2])),
     "sample": lambda: Queue(3, None).sample(Embed(1), TokenSlot(1)),
     "cancel": lambda: Queue(3, None).cancel(41),
@@ -319,6 +323,7 @@ ANSWERED: dict[str, Callable[[], asyncio.Future[Any]]] = {
 EXPECTED = {
     "every_byte": bytes(range(256)),
     "tokens": [1, 70000],
+    "chat_with_tokens": inferlet.ChatPrompt("né", [7, 70000]),
     "vocabulary": [b"a", b"", b"\xc3\xa9"],
     "token": inferlet.Sampled(9, ended=True, logprob=-1.5),
     "token_with_logprobs": inferlet.Sampled(9, ended=False, logprob=-1.5, logprobs={9: -1.5, 4: -2.5}),

@@ -220,7 +220,7 @@ class MiniHost:
                 self.answer(command, payload=lengths + b"".join(words))
             case Op.FORMAT_CHAT:
                 try:
-                    self.answer(command, payload=mini_text.render(self.template, command.payload))
+                    self.answer(command, payload=self.chat(command))
                 except errors.TartletError as error:
                     self.fail(command, error)
             case op if Op.STORE_GET <= op <= Op.NEXT_MESSAGE:
@@ -289,6 +289,14 @@ class MiniHost:
             "version": "7",
             "license": "MIT",
         }
+
+    def chat(self, command: Command) -> bytes:
+        text = mini_text.render(self.template, command.payload)
+        if not command.b:
+            return text
+        self.tokenized.append((text.decode(), False))
+        tokens = mini_text.encode(text.decode(), self.template)
+        return abi.u32([len(tokens), *tokens]) + text
 
     def vocab(self) -> list[bytes]:
         return [bytes([i]) for i in range(256)] + [b"<s>", b"</s>", b"", b""]

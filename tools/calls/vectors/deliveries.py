@@ -12,6 +12,7 @@ def delivery_vectors() -> list[Vector]:
     """Yield every event, and every layout of an answer."""
     dist = u32([2, 2]) + u32([5, 6, 7, 8]) + struct.pack("<4f", 0.5, 0.25, 0.75, 0.125)
     vocabulary = u32([3, 1, 0, 2]) + b"a" + b"\xc3\xa9"
+    chat = u32([2, 7, 70000]) + "né".encode()
     told = u32([2, 9, 4]) + struct.pack("<2f", -1.5, -2.5)
     (logprob,) = struct.unpack("<I", struct.pack("<f", -1.5))
     quota = b'{"held":96,"asked":8,"limit":100}'
@@ -19,6 +20,7 @@ def delivery_vectors() -> list[Vector]:
         Vector("every_byte", "delivery", (Record(Event.RESULT, payload=EVERY_BYTE),), {"answers": "receive"}),
         Vector("tokens", "delivery", (Record(Event.RESULT, payload=u32([1, 70000])),), {"answers": "tokenize"}),
         Vector("vocabulary", "delivery", (Record(Event.RESULT, payload=vocabulary),), {"answers": "get_vocabs"}),
+        Vector("chat_with_tokens", "delivery", (Record(Event.RESULT, payload=chat),), {"answers": "format_chat"}),
         Vector("dists", "delivery", (Record(Event.RESULT, payload=dist, queue=QUEUE),), {"answers": "get_next_dist"}),
         Vector("token", "delivery", (Record(Event.RESULT, 9, 1, logprob, queue=QUEUE),), {"answers": "sample"}),
         Vector(

@@ -50,7 +50,16 @@ def runtime_vectors() -> list[Vector]:
             tokens=[7, 70000],
         ),
         submission(Op.GET_VOCABS, {"model": 2, "first": 512, "count": 64}, awaited=True, model=2, first=512, count=64),
-        submission(Op.FORMAT_CHAT, {"model": 2, "chat": json.dumps(chat)}, awaited=True, model=2, **chat),
+        submission(Op.FORMAT_CHAT, {"model": 2, "tokens": 0, "chat": json.dumps(chat)}, awaited=True, model=2, **chat),
+        submission(
+            Op.FORMAT_CHAT,
+            {"model": 2, "tokens": 1, "chat": json.dumps(chat)},
+            "format_chat_with_tokens",
+            awaited=True,
+            model=2,
+            tokens=True,
+            **chat,
+        ),
     ]
 
 

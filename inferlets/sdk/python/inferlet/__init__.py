@@ -61,11 +61,12 @@ from inferlet._models.models import (
     get_model,
     prompt_template,
 )
-from inferlet._models.text import detokenize_bytes, format_chat, get_vocabs
+from inferlet._models.text import detokenize_bytes, format_chat, get_vocabs, tokenize_chat
 from inferlet._queues.queue import Queue
 from inferlet._values.http_reply import HttpHeaders, HttpReply
 from inferlet._values.types import (
     Adapter,
+    ChatPrompt,
     CompiledGrammar,
     Dist,
     Embed,
@@ -88,6 +89,7 @@ from inferlet.stopping import Length, Stop, StopTokens, Until
 
 __all__ = [
     "Adapter",
+    "ChatPrompt",
     "Child",
     "CompiledGrammar",
     "Context",
@@ -161,6 +163,7 @@ __all__ = [
     "store_list_keys",
     "store_set",
     "subscribe",
+    "tokenize_chat",
     "usage",
 ]
 __all__ += on_queue.__all__

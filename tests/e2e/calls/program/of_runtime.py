@@ -61,7 +61,10 @@ async def prompt_template() -> None:
 
 
 async def format_chat() -> None:
-    assert "Hi there" in await inferlet.format_chat([{"role": "user", "content": "Hi there"}])
+    asked = [{"role": "user", "content": "Hi there"}]
+    text = await inferlet.format_chat(asked)
+    assert "Hi there" in text
+    assert await inferlet.tokenize_chat(asked) == (text, await inferlet.tokenize(text, special=False))
 
 
 async def tokenize() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from inferlet._models.text import format_chat, tokenize_with
-from inferlet._values.types import Message, Model
+from inferlet._models.text import format_chat, tokenize_chat, tokenize_with
+from inferlet._values.types import ChatPrompt, Message, Model
 from inferlet._wire.channel import channel
 from inferlet.errors import InvalidArgument, TartletError
 
@@ -103,9 +103,8 @@ def plain(model: Model, text: str, special: bool) -> Steps:  # noqa: FBT001 - of
 
 def _beginning(model: Model, messages: Sequence[Message], form: dict[str, Any]) -> Steps:
     """Return the tokens of a chat that begins a context."""
-    text = yield format_chat(messages, model=model, **form)
-    tokens: list[int] = yield tokenize_with(model, text)
-    return tokens
+    prompt: ChatPrompt = yield tokenize_chat(messages, model=model, **form)
+    return prompt.tokens
 
 
 def _next_turn(

@@ -93,13 +93,14 @@ def get_vocabs(model: int, first: int, count: int) -> Fields:
     return 9, 0, model, first, count, b""
 
 
-def format_chat(model: int, chat: bytes) -> Fields:
+def format_chat(model: int, tokens: bool, chat: bytes) -> Fields:
     """FORMAT_CHAT.
 
     model: the model's index
+    tokens: answer the text's tokens as well
     chat: messages, add_generation_prompt, tools
     """
-    return 10, 0, model, 0, 0, chat
+    return 10, 0, model, int(tokens), 0, chat
 
 
 def get_version() -> Fields:

@@ -13,7 +13,7 @@ from inferlet._generated import packers
 from inferlet._models.models import chosen
 from inferlet._models.vocab import Words
 from inferlet._values import arguments, refusals
-from inferlet._values.types import Message, Model, Tool
+from inferlet._values.types import ChatPrompt, Message, Model, Tool
 from inferlet._wire import answers
 from inferlet._wire.channel import channel
 
@@ -90,13 +90,46 @@ def format_chat(
         ...     print(await format_chat([{"role": "user", "content": "Hi"}]))
         <user>Hi</user><assistant>
     """
-    listed = arguments.messages("format_chat", messages)
-    wanted = {} if variables is None else arguments.variables("format_chat", variables)
+    body = _chat("format_chat", messages, tools, variables, add_generation_prompt)
+    return channel.call(answers.text, *packers.format_chat(chosen("format_chat", model).index, False, body))
+
+
+def tokenize_chat(
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Tool] | None = None,
+    variables: Mapping[str, object] | None = None,
+    add_generation_prompt: bool = True,
+    model: Model | None = None,
+) -> asyncio.Future[ChatPrompt]:
+    """Ask for the text that the model's chat template makes of messages, and for its tokens, with one call.
+
+    The arguments and errors are those of `format_chat`. The tokens are those of `tokenize(text)`.
+
+    Example:
+        >>> async def main():
+        ...     prompt = await tokenize_chat([{"role": "user", "content": "Hi"}])
+        ...     print(prompt.text, prompt.tokens == await tokenize(prompt.text))
+        <user>Hi</user><assistant> True
+    """
+    body = _chat("tokenize_chat", messages, tools, variables, add_generation_prompt)
+    return channel.call(answers.chat, *packers.format_chat(chosen("tokenize_chat", model).index, True, body))
+
+
+def _chat(
+    call: str,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    variables: Mapping[str, object] | None,
+    add_generation_prompt: bool,  # noqa: FBT001 - of this module only
+) -> bytes:
+    """Return the JSON of a FORMAT_CHAT."""
+    listed = arguments.messages(call, messages)
+    wanted = {} if variables is None else arguments.variables(call, variables)
     wanted = wanted | {"messages": listed, "add_generation_prompt": add_generation_prompt}
     if tools is not None:
-        wanted["tools"] = arguments.tools("format_chat", tools)
-    body = json.dumps(wanted).encode()
-    return channel.call(answers.text, *packers.format_chat(chosen("format_chat", model).index, body))
+        wanted["tools"] = arguments.tools(call, tools)
+    return json.dumps(wanted).encode()
 
 
 def _detokenizing(call: str, model: int, tokens: int | Sequence[int]) -> packers.Fields:

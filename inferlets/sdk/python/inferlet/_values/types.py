@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from inferlet._generated import abi
 
@@ -278,6 +278,18 @@ class Adapter(int):
 
     def __repr__(self) -> str:
         return f"Adapter({self.name!r})"
+
+
+class ChatPrompt(NamedTuple):
+    """What a chat template makes of messages (`tokenize_chat`): a text, and the text's tokens.
+
+    Example:
+        >>> ChatPrompt("Hi", [72, 105]).tokens
+        [72, 105]
+    """
+
+    text: str
+    tokens: list[int]
 
 
 Role = Literal["system", "user", "assistant", "tool"] | str  # noqa: PYI051 - templates know more roles than these

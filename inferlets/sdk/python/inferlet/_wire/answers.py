@@ -7,7 +7,7 @@ import struct
 from array import array
 from typing import Any
 
-from inferlet._values.types import Dist, Sampled
+from inferlet._values.types import ChatPrompt, Dist, Sampled
 from inferlet._wire.channel import from_u32
 
 _pack_u32 = struct.Struct("<I").pack
@@ -42,6 +42,12 @@ def json_value(_a: int, _b: int, _c: int, payload: bytes) -> Any:
 def tokens(_a: int, _b: int, _c: int, payload: bytes) -> list[int]:
     """Return the token ids that the payload holds."""
     return from_u32(payload)
+
+
+def chat(_a: int, _b: int, _c: int, payload: bytes) -> ChatPrompt:
+    """Return the text and the tokens of a FORMAT_CHAT."""
+    end = 4 + 4 * int.from_bytes(payload[:4], "little")
+    return ChatPrompt(payload[end:].decode(errors="replace"), from_u32(payload[4:end]))
 
 
 def sampled(a: int, b: int, c: int, payload: bytes) -> Sampled:
