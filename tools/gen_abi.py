@@ -32,6 +32,7 @@ ENUMS: tuple[tuple[str, type[IntEnum | IntFlag]], ...] = (
     ("PRIORITY", abi.Priority),
     ("SAMPLE", abi.SampleFlag),
     ("MASK", abi.MaskWhat),
+    ("COPY_INTO", abi.CopyInto),
     ("GRAMMAR", abi.GrammarKind),
     ("CHILD_EVENT", abi.ChildEvent),
 )

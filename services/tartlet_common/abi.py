@@ -139,6 +139,7 @@ class Op(IntEnum):
     SAMPLE = 69
     FORWARD_TABLE = 70  # a: table, b: start, c: 1 with mask; payload: FORWARD_TABLE_HEAD, lists, mask bits
     MASK_TABLE = 71  # a: table, b: first slot, c: slots; payload: u32 MaskWhat
+    COPY_TABLE = 72  # a: table, b: first slot, c: tokens; payload: u32 page, offset in the page, CopyInto
 
 
 RUNTIME_OPS = frozenset(op for op in Op if op < Op.CREATE_QUEUE)
@@ -251,6 +252,13 @@ class MaskWhat(IntEnum):
     SHOW = 0
     HIDE = 1
     DROP = 2  # frees their rows, which must be whole
+
+
+class CopyInto(IntEnum):
+    """Where a COPY_TABLE writes."""
+
+    PAGE = 0
+    TABLE = 1
 
 
 class Priority(IntEnum):

@@ -150,4 +150,15 @@ WORKER_CALLS: Final = (
         trait="Tables",
         errors=(*_COMPUTES, "UnsupportedTrait", "OutOfPages"),
     ),
+    _call(
+        Op.COPY_TABLE,
+        "table: u32\nfirst: u32, slot\nsize: u32, tokens\npage: u32\noffset: u32, the page's first slot"
+        "\ninto: u32, 0 the page, 1 the table",
+        "page offset into",
+        a="table",
+        b="first",
+        c="size",
+        trait="Tables",
+        errors=(*_COMPUTES, "OutOfPages"),
+    ),
 )

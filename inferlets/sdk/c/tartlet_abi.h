@@ -72,6 +72,7 @@ enum {
   TL_OP_SAMPLE = 69,
   TL_OP_FORWARD_TABLE = 70,
   TL_OP_MASK_TABLE = 71,
+  TL_OP_COPY_TABLE = 72,
 };
 
 enum {
@@ -105,6 +106,11 @@ enum {
   TL_MASK_SHOW = 0,
   TL_MASK_HIDE = 1,
   TL_MASK_DROP = 2,
+};
+
+enum {
+  TL_COPY_INTO_PAGE = 0,
+  TL_COPY_INTO_TABLE = 1,
 };
 
 enum {

@@ -780,4 +780,23 @@ TL_CALL tl_record *tl_mask_table(uint32_t queue, uint32_t table, uint32_t first,
   return record;
 }
 
+/* COPY_TABLE, answered if awaited.
+ * first: slot
+ * size: tokens
+ * offset: the page's first slot
+ * into: 0 the page, 1 the table
+ */
+TL_CALL tl_record *tl_copy_table(uint32_t queue, uint32_t table, uint32_t first, uint32_t size, uint32_t page, uint32_t
+                                 offset, uint32_t into) {
+  tl_record *record = tl_begin(TL_OP_COPY_TABLE, 12);
+  record->queue = queue;
+  record->a = table;
+  record->b = first;
+  record->c = size;
+  tl_put(&page, 4);
+  tl_put(&offset, 4);
+  tl_put(&into, 4);
+  return record;
+}
+
 #endif

@@ -65,17 +65,37 @@ CONTROL_CALLS: Final = tuple(ControlCall(Op(op), parse_alloc) for op in _POOL_OP
 # ---- copy_kvpage ----------------------------------------------------------------------------------------------------
 
 
+Physical = tuple[int, int, int, int, int]
+"""Of a copy: source and target page on the engine, the offsets in both, and the number of tokens."""
+Span = int | tuple[int, int]
+"""What a copy reads or writes: a page, or a table's number and row."""
+
+
 class CopyKvPage(Command):
     """Copies `length` tokens between two pages."""
 
     __slots__ = ("dst", "dst_offset", "length", "src", "src_offset")
     kind = int(Kind.COPY_KVPAGE)
 
-    def __init__(self, queue: CommandQueue, record: Record, arrived: float, src: int, dst: int) -> None:
+    def __init__(self, queue: CommandQueue, record: Record, arrived: float, src: Span, dst: Span) -> None:
         super().__init__(queue, record, arrived)
         self.src = src
         self.dst = dst
         self.src_offset, self.dst_offset, self.length = record.a, record.b, record.c
+
+    @property
+    def pages(self) -> tuple[int, ...]:
+        """The pages that the command names."""
+        return (self.src, self.dst)  # type: ignore[return-value]  # `CopyTable` alone has other spans
+
+    def physical(self, held: Held) -> Physical:
+        """Return source, target, their offsets and the number of tokens.
+
+        Raises:
+            KeyError: the program doesn't hold a page.
+        """
+        src, dst = map(held[PAGES].__getitem__, self.pages)
+        return src, dst, self.src_offset, self.dst_offset, self.length
 
 
 def parse_copy(queue: CommandQueue, record: Record, payload: memoryview, arrived: float) -> Command:
@@ -90,21 +110,21 @@ def parse_copy(queue: CommandQueue, record: Record, payload: memoryview, arrived
 
 
 class CopyConflicts:
-    """Pages that the batch's copies of one queue touch and write."""
+    """Pages, and rows of tables, that the batch's copies of one queue touch and write."""
 
     __slots__ = ("_touched", "_written")
 
     def __init__(self) -> None:
-        self._touched: set[int] = set()
-        self._written: set[int] = set()
+        self._touched: set[Span] = set()
+        self._written: set[Span] = set()
 
     def add(self, command: CopyKvPage) -> None:
-        """Record both pages of a copy."""
+        """Record what a copy reads and writes."""
         self._touched.update((command.src, command.dst))
         self._written.add(command.dst)
 
     def conflicts(self, candidate: CopyKvPage) -> bool:
-        """Return whether the copy writes a page that another touches, or reads one that another writes."""
+        """Return whether the copy writes what another touches, or reads what another writes."""
         return candidate.dst in self._touched or candidate.src in self._written
 
 
@@ -113,12 +133,11 @@ class PackCopies:
 
     def __init__(self) -> None:
         self.lanes: list[int] = []
-        self._rows: list[tuple[int, int, int, int, int]] = []
+        self._rows: list[Physical] = []
 
     def add(self, c: CopyKvPage, held: Held) -> None:
         """Add a copy."""
-        pages = held[PAGES]
-        self._rows.append((pages[c.src], pages[c.dst], c.src_offset, c.dst_offset, c.length))
+        self._rows.append(c.physical(held))
 
     def finish(self) -> CopyKvPageBatch:
         """Return the batch."""
@@ -126,7 +145,7 @@ class PackCopies:
 
 
 def _pages_of_copy(c: CopyKvPage) -> Iterable[tuple[int, Iterable[int]]]:
-    return ((PAGES, (c.src, c.dst)),)
+    return ((PAGES, c.pages),)
 
 
 COPY_KVPAGE: Final = EngineCall(

@@ -20,7 +20,7 @@ from tartlet_common.errors.registry import (
     UnknownResource,
     UnsupportedTrait,
 )
-from tartlet_control.calls import embed, forward, kv, names, output, queue, table_masks, tables
+from tartlet_control.calls import embed, forward, kv, names, output, queue, table_copies, table_masks, tables
 from tartlet_control.calls.base import ControlCall, EngineCall, Parser
 from tartlet_control.tables.ledger import RESOURCE_NAMES
 from tartlet_control.tables.programs import Command, CommandQueue, Held
@@ -47,7 +47,7 @@ ENGINE_CALLS: Final[tuple[EngineCall, ...]] = (
 PARSERS: Final[dict[int, Parser]] = {
     **{int(call.op): call.parse for call in CONTROL_CALLS},
     **{int(call.op): call.parse for call in ENGINE_CALLS},
-    **{int(call.op): call.parse for call in tables.SAME_BATCH},
+    **{int(call.op): call.parse for call in (*tables.SAME_BATCH, *table_copies.SAME_BATCH)},
 }
 """By operation."""
 BY_KIND: Final = {int(call.kind): call for call in ENGINE_CALLS}

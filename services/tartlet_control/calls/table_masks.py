@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -38,7 +38,19 @@ class DropRows(Command):
         self.table, self.first, self.length = record.a, record.b, record.c
 
 
-def find(command: MaskTable | DropRows) -> PageTable:
+class SlotsOf(Protocol):
+    """A command on `length` slots of a table from `first` on."""
+
+    @property
+    def queue(self) -> CommandQueue:
+        """The command's queue."""
+
+    table: int
+    first: int
+    length: int
+
+
+def find(command: SlotsOf) -> PageTable:
     """Return the table of a command, after a check that it has the slots.
 
     Raises:

@@ -22,6 +22,7 @@ from tartlet_control.calls.kv import Alloc, CopyKvPage, Dealloc, MaskKvPage
 from tartlet_control.calls.names import Export
 from tartlet_control.calls.output import GetNextDist, Sample
 from tartlet_control.calls.queue import Faulty, Reset, Synchronize
+from tartlet_control.calls.table_copies import CopyTable
 from tartlet_control.calls.table_masks import DropRows, MaskTable
 from tartlet_control.calls.tables import ForwardTable, Reused, Share, Table
 from tartlet_control.tables.grammars import Matcher
@@ -131,6 +132,15 @@ def _copy(book: Book, c: CopyKvPage, outcome: Any) -> None:
         book.pages[c.dst] = "copy_kvpage"
     else:
         _not_run(book, c, [], outcome)
+
+
+def _copy_table(book: Book, c: CopyTable, outcome: Any) -> None:
+    if type(outcome) is not tuple:
+        _not_run(book, c, [], outcome)
+    elif c.into_table:
+        book.tables[c.table].spoil(c.first, c.length, "copy_table")
+    else:
+        book.pages[c.page] = "copy_table"
 
 
 def _mask(book: Book, c: MaskKvPage, outcome: Any) -> None:
@@ -275,6 +285,7 @@ _NOTES: Final[dict[type[Command], Callable[[Book, Any, Any], None]]] = {
     ForwardTable: _forward_table,
     Forward: _forward,
     CopyKvPage: _copy,
+    CopyTable: _copy_table,
     MaskKvPage: _mask,
     MaskTable: _mask_table,
     GetNextDist: _dist,

@@ -19,6 +19,7 @@ from typing import Final
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.base import TartletError
 from tartlet_control.calls.embed import EmbedTxt
+from tartlet_control.calls.table_copies import CopyTable
 from tartlet_control.calls.table_masks import DropRows, MaskTable
 from tartlet_control.calls.tables import ForwardTable, Reused, Share, Table
 from tartlet_control.placement.view import Beginning
@@ -188,6 +189,8 @@ def unchanged(log: Iterable[Command], number: int, slots: int, size: int) -> int
             case ForwardTable(table=table) if table == number:
                 slots = min(slots, command.okv_offset)
             case MaskTable(table=table) | DropRows(table=table) if table == number:
+                slots = min(slots, command.first)
+            case CopyTable(table=table, into_table=True) if table == number:
                 slots = min(slots, command.first)
             case Reused(table=table) if table == number:
                 slots = min(slots, command.start)

@@ -240,6 +240,7 @@ CALLS: dict[str, Callable[..., object]] = {
         q, PageTable(table), start, embeds(iemb), embeds(oemb), **kw
     ),
     "copy_kvpage": lambda q, src, dst, **kw: inferlet.copy_kvpage(q, KvPage(src), KvPage(dst), **kw),
+    "copy_table": lambda q, table, page, **kw: inferlet.copy_table(q, PageTable(table), page=KvPage(page), **kw),
     "mask_kvpage": lambda q, page, mask: inferlet.mask_kvpage(q, KvPage(page), mask),
     "mask_table": lambda q, table, **kw: inferlet.mask_table(q, PageTable(table), **kw),
     "get_next_dist": lambda q, top_k, **kw: inferlet.get_next_dists(q, embeds(kw["embeds"]), top_k=top_k),
@@ -261,6 +262,7 @@ CALLS["import_kvpage"] = lambda q, exported: inferlet.import_tokens(q, name=expo
 CALLS["unexport_kvpage"] = lambda q, exported: inferlet.unexport_kvpage(q, name=exported)
 CALLS["get_all_exported_kvpages"] = inferlet.get_all_exported_kvpages
 CALLS["set_prefix_cache"] = lambda q, program: inferlet.set_prefix_cache(q, on=False, program=program)
+CALLS["copy_table_from_page"] = CALLS["copy_table"]
 CALLS["mask_table_show"] = CALLS["mask_table_drop"] = CALLS["mask_table"]
 
 

@@ -570,6 +570,18 @@ class MiniHost:
         assert command.a + command.c <= self.page_size >= command.b + command.c
         dst[command.b : command.b + command.c] = src[command.a : command.a + command.c]
 
+    def do_copy_table(self, command: Command) -> None:
+        number, offset, into = command.u32()
+        page, rows = self.find(self.pages, number, "page"), self.find(self.tables, command.a, "table")
+        row, within = divmod(command.b, self.page_size)
+        assert rows[row] is not HOLE
+        assert within + command.c <= self.page_size >= offset + command.c
+        if into:
+            copied = [None if self.hidden[number] >> at & 1 else page[at] for at in range(offset, offset + command.c)]
+            rows[row][within : within + command.c] = copied
+        else:
+            page[offset : offset + command.c] = rows[row][within : within + command.c]
+
     def do_mask_kvpage(self, command: Command) -> None:
         self.find(self.pages, command.a, "page")
         self.hidden[command.a] = command.b

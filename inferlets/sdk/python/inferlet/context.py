@@ -15,11 +15,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 from zlib import crc32
 
+from inferlet._calls.program import default_queue
 from inferlet._contexts.generation import Following, Generation
-from inferlet._contexts.naming import Naming
+from inferlet._contexts.paging import Paging
 from inferlet._contexts.sequence import RUN_AHEAD
+from inferlet._queues.queue import Queue
 from inferlet._values.arguments import shown, whole
-from inferlet._values.types import Adapter, Model
+from inferlet._values.refusals import handles
+from inferlet._values.types import Adapter, KvPage, Model
 from inferlet._wire.options import Options
 from inferlet.errors import InvalidArgument
 from inferlet.grammar import Grammar
@@ -27,7 +30,7 @@ from inferlet.sampling import AnySampler, Greedy
 from inferlet.stopping import Stop, conditions
 
 
-class Context(Naming):
+class Context(Paging):
     """A sequence of tokens with its keys and values. Fill a context, generate from it, fork it.
 
     Each context has its own command queue, so the commands of several contexts can run in one batch. `fill` and `chat`
@@ -199,6 +202,67 @@ class Context(Naming):
             made.close()
             raise
         made.tokens = list(found.tokens)
+        return made
+
+    @classmethod
+    async def from_pages(  # noqa: PLR0913 - those of a context, and what it is made of
+        cls,
+        pages: KvPage | Sequence[KvPage],
+        tokens: Sequence[int],
+        model: Model | None = None,
+        *,
+        queue: Queue | None = None,
+        seed: int | None = None,
+        run_ahead: int = RUN_AHEAD,
+        adapter: Adapter | str | None = None,
+    ) -> Self:
+        """Make a context of KV pages that the program has filled itself.
+
+        The keys and values are copied, so the pages stay the program's, with what they hold. Marks of `mask_kvpage` go
+        with them. The last token is computed again when the context needs its output.
+
+        Such a context isn't plain: what it holds doesn't follow from its tokens. So nothing of it is shared by the
+        prefix cache, `save` raises `NotPlain`, and if its engine is lost the program ends in `WorkerLost`. A context
+        that is filled with the tokens instead (`fill_tokens`) is plain.
+
+        Args:
+            pages: slot i % page_size of page i // page_size holds token i, at position i; of all tokens but the last.
+            tokens: the tokens.
+            model: the model that computed the pages; None for the program's default model.
+            queue: the queue whose commands fill the pages; None for the default queue. Its commands are awaited.
+            seed: as for `Context`.
+            run_ahead: as for `Context`.
+            adapter: the adapter under which the pages were computed, and the context goes on.
+
+        Raises:
+            InvalidArgument: there are fewer pages than the tokens need, or a token isn't in the vocabulary.
+            PageQuotaExceeded, ProgramTooLarge: the program would hold more pages than it may.
+
+        Example:
+            >>> async def main():
+            ...     prompt, (page,), embeds = [72, 105], alloc_kvpage(1), alloc_emb(2)
+            ...     embed_txt(prompt, [0, 1], embeds)
+            ...     forward([], embeds, page)
+            ...     async with await Context.from_pages(page, prompt) as ctx, Context() as other:
+            ...         other.fill_tokens(prompt)
+            ...         print(await ctx.generate_until(max_tokens=4) == await other.generate_until(max_tokens=4))
+            True
+        """
+        held = handles("from_pages", "pages", KvPage, pages)
+        made = cls(model, seed=seed, run_ahead=run_ahead, adapter=adapter)
+        try:
+            listed = made._ids("from_pages", tokens)
+            count = max(len(listed) - 1, 0)
+            if count > len(held) * made.model.page_size:
+                detail = f"{len(held)} of {made.model.page_size} tokens can't hold {count}, all of `tokens` but the last"
+                raise InvalidArgument(argument="pages", detail=detail)
+            await (queue or default_queue()).synchronize()
+            made._cache.copy_in(count, held)
+            await made.queue.synchronize()
+        except BaseException:
+            made.close()
+            raise
+        made.tokens = listed
         return made
 
     def fork(self, n: int = 1) -> list[Context]:

@@ -1,6 +1,6 @@
 """Cases of the calls that the worker answers."""
 
-from computing import TEXT, computed, near, of_a_context, seen, tabled
+from computing import TEXT, computed, holds, near, of_a_context, seen, tabled
 
 import inferlet
 from inferlet import Greedy
@@ -37,6 +37,24 @@ async def copy_kvpage() -> None:
     inferlet.copy_kvpage(source, target, size=last)
     inferlet.forward([target], embeds[last:], [target], embeds[last:], okv_offset=last)
     assert near(seen(await inferlet.get_next_dist(embeds[last], top_k=8)), await of_a_context())
+
+
+async def copy_table() -> None:
+    async with inferlet.Context() as ctx:
+        ctx.fill_tokens(TEXT)
+        pages, last = await ctx.pages(), len(TEXT) - 1
+        (embed,) = inferlet.alloc_emb(1)
+        inferlet.embed_txt(TEXT[last], last, embed)
+        inferlet.forward(pages, embed, pages, embed, okv_offset=last)
+        assert near(seen(await inferlet.get_next_dist(embed, top_k=8)), await of_a_context())
+        async with await inferlet.Context.from_pages(pages, TEXT) as made:
+            assert near(seen(await made.next_dist(top_k=8)), await of_a_context())
+            fork = made.fork()[0]
+            assert await fork.generate_until(max_tokens=5) == await ctx.generate_until(max_tokens=5)
+            fork.close()
+    inferlet.dealloc_kvpage(pages)
+    inferlet.dealloc_emb(embed)
+    await holds(pages=0, embeds=0)
 
 
 async def mask_kvpage() -> None:

@@ -167,6 +167,12 @@ int32_t tartlet_main(void) {
   tl.next_ticket = 0; /* copy_kvpage */
   tl_copy_kvpage(3, 1u, 2u, 3u, 8u, 9u);
   tl_submit();
+  tl.next_ticket = 0; /* copy_table */
+  tl_copy_table(3, 5u, 6u, 2u, 9u, 1u, 0u);
+  tl_submit();
+  tl.next_ticket = 0; /* copy_table_from_page */
+  tl_copy_table(3, 5u, 4u, 3u, 9u, 0u, 1u);
+  tl_submit();
   tl.next_ticket = 0; /* mask_kvpage */
   tl_mask_kvpage(3, 9u, 9u);
   tl_submit();

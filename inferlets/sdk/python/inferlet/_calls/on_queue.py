@@ -25,6 +25,7 @@ __all__ = [
     "alloc_slot",
     "cancel",
     "copy_kvpage",
+    "copy_table",
     "dealloc_emb",
     "dealloc_grammar",
     "dealloc_kvpage",
@@ -96,6 +97,7 @@ forward_with_adapter = _on_queue(Queue.forward_with_adapter)
 table = _on_queue(Queue.table)
 forward_table = _on_queue(Queue.forward_table)
 copy_kvpage = _on_queue(Queue.copy_kvpage)
+copy_table = _on_queue(Queue.copy_table)
 mask_kvpage = _on_queue(Queue.mask_kvpage)
 mask_table = _on_queue(Queue.mask_table)
 get_next_dist = _on_queue(Queue.get_next_dist)

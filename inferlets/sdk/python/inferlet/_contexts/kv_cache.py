@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from inferlet._queues.queue import Queue
-from inferlet._values.types import Adapter, Embed, Exported, Model, PageTable, TokenSlot
+from inferlet._values.types import Adapter, Embed, Exported, KvPage, Model, PageTable, TokenSlot
 
 CHUNK = 512
 """Tokens of one `forward` of a prompt: enough to keep an engine busy, with few embeds."""
@@ -196,6 +196,23 @@ class KvCache:
             if a < b and not any(x <= a and b <= y for x, y in self._masked):
                 self.mask(a, b, hide=True)
 
+    def copy_out(self, count: int, pages: Sequence[KvPage]) -> None:
+        """Record the copies of the first `count` slots to pages, which are empty. Slots that are hidden stay empty."""
+        size = self._model.page_size
+        for start, end in _visible(count, self._masked):
+            for at in _cut_at_rows(start, end, size):
+                row, offset = divmod(at.start, size)
+                if row not in self._holes and self._table is not None:
+                    self._queue.copy_table(self._table, at.start, pages[row], offset=offset, size=len(at))
+
+    def copy_in(self, count: int, pages: Sequence[KvPage]) -> None:
+        """Record the copies of the first `count` slots of pages into the table, which is empty."""
+        for at in _cut_at_rows(0, count, self._model.page_size):
+            table = self._grow(count)
+            page = pages[at.start // self._model.page_size]
+            self._queue.copy_table(table, at.start, page, size=len(at), into="table")
+        self.length = count
+
     def _mark(self, what: Literal["hide", "show"], start: int, end: int) -> None:
         if start < end and self._table is not None:
             self._queue.mask_table(self._table, start, end - start, what)
@@ -235,3 +252,22 @@ class KvCache:
             queue.table(self._table, keep_tokens=rows * size)
             self.num_rows = rows
             queue.reset()
+
+
+def _visible(count: int, hidden: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of the first `count` slots that aren't hidden; hidden ranges are apart, in order."""
+    at = 0
+    for start, end in hidden:
+        if at < min(start, count):
+            yield at, min(start, count)
+        at = end
+    if at < count:
+        yield at, count
+
+
+def _cut_at_rows(start: int, end: int, size: int) -> Iterator[range]:
+    """Yield the parts of a range of slots that lie within one row each."""
+    while start < end:
+        to = min(end, (start // size + 1) * size)
+        yield range(start, to)
+        start = to

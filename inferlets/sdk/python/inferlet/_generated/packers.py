@@ -530,6 +530,20 @@ def mask_table(queue: int, table: int, first: int, count: int, what: int) -> Fie
     return 71, queue, table, first, count, _MASK_TABLE(what)
 
 
+_COPY_TABLE = struct.Struct("<III").pack
+
+
+def copy_table(queue: int, table: int, first: int, size: int, page: int, offset: int, into: int) -> Fields:
+    """COPY_TABLE.
+
+    first: slot
+    size: tokens
+    offset: the page's first slot
+    into: 0 the page, 1 the table
+    """
+    return 72, queue, table, first, size, _COPY_TABLE(page, offset, into)
+
+
 _MESSAGE = struct.Struct("<I").pack
 
 

@@ -320,6 +320,47 @@ class Computing(Holdings):
         names = ("copy_kvpage", "src_offset", "dst_offset", "size")
         self._record(packers.copy_kvpage(self.id, src_offset, dst_offset, size, src, dst), names)
 
+    def copy_table(
+        self,
+        table: PageTable,
+        first: int,
+        page: KvPage,
+        *,
+        offset: int = 0,
+        size: int | None = None,
+        into: Literal["page", "table"] = "page",
+    ) -> None:
+        """Copy the keys and values of tokens between one row of a page table and a page.
+
+        Args:
+            table: the table, which belongs to this queue.
+            first: the first slot of the table.
+            page: the page, which any queue of the model has allocated before.
+            offset: the first slot of the page.
+            size: the number of tokens; None for as many as fit into the row and into the page.
+            into: what is written, the "page" or the "table". A table can be written behind the slots that
+                `forward_table` has computed, and isn't plain from `first` on.
+
+        Raises:
+            InvalidArgument: a value is of the wrong kind.
+
+        Example:
+            >>> async def main():
+            ...     (page,), sequence, embeds = alloc_kvpage(1), table(new_rows=1), alloc_emb(3)
+            ...     embed_txt([72, 105, 33], range(3), embeds)
+            ...     forward_table(sequence, 0, embeds[:2])
+            ...     copy_table(sequence, 0, page, size=2)
+            ...     forward([page], embeds[2:], oemb=embeds[2:])
+            ...     forward_table(sequence, 2, embeds[2:3], embeds[:1])  # sees the same
+            ...     print(len(await get_next_dist(embeds[0])))
+            256
+        """
+        most = refusals.copying_table(table, first, page, offset, into, self.model.page_size)
+        target = abi.COPY_INTO_TABLE if into == "table" else abi.COPY_INTO_PAGE
+        names = ("copy_table", "table", "first", "size")
+        size = most if size is None else size
+        self._record(packers.copy_table(self.id, table, first, size, page, offset, target), names)
+
     def mask_kvpage(self, page: KvPage, mask: Sequence[bool] | int) -> None:
         """Hide tokens of a page from all later calls of `forward`, or show them again.
 

@@ -110,6 +110,23 @@ def copying(src: Any, dst: Any, src_offset: Any, dst_offset: Any, page_size: int
     return page_size - max(index(src_offset), index(dst_offset))
 
 
+def copying_table(table: Any, first: Any, page: Any, offset: Any, into: Any, page_size: int) -> int:  # noqa: PLR0913
+    """Return how many tokens fit from a slot of a table's row to the offset of a page.
+
+    Raises:
+        InvalidArgument: a handle is none, an offset is past the end of the page, or `into` is neither of both.
+    """
+    handles("copy_table", "table", PageTable, table)
+    handles("copy_table", "page", KvPage, page)
+    if into not in {"page", "table"}:
+        raise refusal("copy_table", "into", f"it is 'page' or 'table', not {shown(into)}")
+    if not _is_u32(first):
+        raise refusal("copy_table", "first", f"it is a slot of the table, not {shown(first)}")
+    if not hasattr(offset, "__index__") or not 0 <= index(offset) <= page_size:
+        raise refusal("copy_table", "offset", f"a page has {page_size} tokens, it can't be {shown(offset)}")
+    return page_size - max(index(first) % page_size, index(offset))
+
+
 def handles(call: str, argument: str, cls: type[_Handle], given: Any) -> list[_Handle]:
     """Return handles as a list, a single handle as a list of one.
 
