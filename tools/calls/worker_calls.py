@@ -120,13 +120,15 @@ WORKER_CALLS: Final = (
     ),
     _call(
         Op.SAMPLE,
-        "emb: u32, an output embed\nslot: u32, the token slot that is written\nparams: bytes, sample_params",
+        "emb: u32, an output embed\nslot: u32, the token slot that is written\nparams: bytes, sample_params"
+        "\nwith_bytes: bool, tell the token's bytes",
         "params",
         a="emb",
         b="slot",
+        c="with_bytes",
         answers=Answers.ALWAYS,
         trait="OutputText",
-        answer="u32 token, u32 1 if it ends, f32 log-probability; u32 n, u32[n] tokens, f32[n] log-probabilities",
+        answer="u32 token, u32 1 if it ends, f32 log-probability; u32 n, u32[n] tokens, f32[n] log-probabilities, bytes",
         errors=(*_COMPUTES, "UnsupportedTrait", "GrammarRefused"),
     ),
     _call(

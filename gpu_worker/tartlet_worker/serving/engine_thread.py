@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING
 
 from tartlet_common.engine import step_codec
 from tartlet_common.engine.step import Step, StepResult
+from tartlet_common.engine.token_bytes import bytes_told
 from tartlet_common.errors.registry import EngineFailure, MalformedSubmission, TartletError
 from tartlet_common.telemetry import names, telemetry
 from tartlet_protos import engine_pb2
 from tartlet_worker.engine import Engine
+from tartlet_worker.serving.token_texts import with_bytes
 
 if TYPE_CHECKING:
     from tartlet_common.telemetry.steps import StepTracer
@@ -82,6 +84,7 @@ class EngineThread:
         self._taken: list[_Item] = []  # from the queue, while a step ran: one item at most
         self._held: Finished | None = None  # the last report, until the loop gets it
         self._ending = False
+        self._words: list[bytes] = []  # the bytes of each token
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -107,6 +110,7 @@ class EngineThread:
             await asyncio.to_thread(self._thread.join, timeout_s)
 
     def _run(self) -> None:
+        self._words = bytes_told(self._engine.tokenizer_json())
         while (item := self._next()) is not None:
             if isinstance(item, _Reset):
                 self._tell()
@@ -162,7 +166,7 @@ class EngineThread:
         except Exception as e:  # noqa: BLE001 - our bug: control, which waits for the step, is told all the same
             return _broken(work, e)
         try:
-            result = step_codec.result_to_proto(self._compute(step))
+            result = step_codec.result_to_proto(with_bytes(step, self._compute(step), self._words))
         except Exception as e:  # noqa: BLE001 - our bug, or the engine is broken
             return _broken(work, e)
         return Finished(work.link, result)

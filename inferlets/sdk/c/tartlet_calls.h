@@ -730,13 +730,16 @@ TL_CALL tl_record *tl_get_next_dist(uint32_t queue, uint32_t top_k, const uint32
  * emb: an output embed
  * slot: the token slot that is written
  * params: sample_params
- * Answer: u32 token, u32 1 if it ends, f32 log-probability; u32 n, u32[n] tokens, f32[n] log-probabilities.
+ * with_bytes: tell the token's bytes
+ * Answer: u32 token, u32 1 if it ends, f32 log-probability; u32 n, u32[n] tokens, f32[n] log-probabilities, bytes.
  */
-TL_CALL tl_record *tl_sample(uint32_t queue, uint32_t emb, uint32_t slot, const void *params, uint32_t params_bytes) {
+TL_CALL tl_record *tl_sample(uint32_t queue, uint32_t emb, uint32_t slot, const void *params, uint32_t params_bytes,
+                             bool with_bytes) {
   tl_record *record = tl_begin(TL_OP_SAMPLE, params_bytes);
   record->queue = queue;
   record->a = emb;
   record->b = slot;
+  record->c = with_bytes;
   tl_put(params, params_bytes);
   return record;
 }

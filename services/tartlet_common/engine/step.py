@@ -30,7 +30,7 @@ EMPTY_U32: U32 = np.zeros(0, np.uint32)
 HOLE: Final = -1
 """The row of a table whose page was dropped."""
 TABLES_SINCE: Final = 2
-"""First version of the protocol with page tables, their masks, and the options of `Sample`."""
+"""First version of the protocol with page tables, their masks, and what `Sample` takes beside its parameters."""
 
 
 class Kind(IntEnum):
@@ -188,6 +188,7 @@ class Sample:
     with_options: I32 = field(default_factory=lambda: EMPTY_I32)  # [R] commands that bring options, ascending
     options: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))  # abi.SAMPLE_OPTIONS and lists of each
     options_indptr: I32 = field(default_factory=lambda: EMPTY_I32)  # [R+1] bytes; empty if R is 0
+    with_bytes: I32 = field(default_factory=lambda: EMPTY_I32)  # [W] commands that want their token's bytes, ascending
     kind = Kind.SAMPLE
 
 
@@ -260,6 +261,8 @@ class BatchResult:
     dist_token: I32
     dist_prob: F32  # descending within an embed. Sample: log-probabilities of the best, then of the named tokens
     detail: tuple[str, ...] = ()  # [number of FAILED] texts, in order
+    text: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))  # Sample: bytes of tokens
+    text_indptr: I32 = field(default_factory=lambda: EMPTY_I32)  # [W+1], of `with_bytes`; empty if W is 0
 
 
 @dataclass(frozen=True, slots=True)

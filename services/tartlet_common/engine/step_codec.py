@@ -35,9 +35,9 @@ def _columns_of(cls: type[Any]) -> tuple[tuple[str, np.dtype[Any]], ...]:
 
 _COLUMNS = {cls: _columns_of(cls) for cls in (*get_args(s.Batch), s.BatchResult, s.TableChanges, s.Swaps)}
 
-_LATER: dict[type[Any], tuple[int, ...]] = {s.Forward: (2, 1), s.Sample: (3,)}
-"""How many of a batch's last columns are left out if they are empty, the most first: workers of a release that didn't
-have the columns read the others."""
+_LATER: dict[type[Any], tuple[int, ...]] = {s.Forward: (2, 1), s.Sample: (4, 1), s.BatchResult: (2,)}
+"""How many of the last columns of a batch or a result are left out if they are empty, the most first: processes of a
+release that didn't have the columns read the others."""
 
 
 def _pack(value: Any) -> list[bytes]:

@@ -13,9 +13,10 @@ import numpy as np
 
 from tartlet_common.abi import DEFAULT_TOP_K, SAMPLE_PARAMS, Op, Record
 from tartlet_common.engine import sample_options
-from tartlet_common.engine.step import TABLES_SINCE, BatchResult, Kind
+from tartlet_common.engine.step import EMPTY_I32, TABLES_SINCE, BatchResult, Kind
 from tartlet_common.engine.step import GetNextDist as GetNextDistBatch
 from tartlet_common.engine.step import Sample as SampleBatch
+from tartlet_common.engine.token_bytes import MAX_TOKEN_BYTES
 from tartlet_common.errors.registry import EngineFailure, InvalidArgument, MalformedSubmission, UnsupportedTrait
 from tartlet_control.calls.base import MAX_ANSWER_BYTES, EngineCall, ReadsOnly, Value, i32, u32, words
 from tartlet_control.tables.grammars import Grammar
@@ -122,6 +123,7 @@ GET_NEXT_DIST: Final = EngineCall(
 _PARAMS: Final = struct.Struct("<fIffQII")
 _I32_MAX: Final = 0x7FFF_FFFF
 _MAX_TEMPERATURE: Final = 1_000_000
+_NO_LOGPROBS: Final = bytes(4)
 
 assert _PARAMS.size == SAMPLE_PARAMS.itemsize
 
@@ -133,12 +135,13 @@ class Sample(Command):
         params: abi.SAMPLE_PARAMS.
         stop: u32 stop tokens.
         options: abi.SAMPLE_OPTIONS with its lists, usually empty.
+        with_bytes: whether the answer tells the token's bytes.
         grammar: the id of the grammar that the options name and where it stands in their bytes, or None.
         named: the grammar that had this id when the command came.
         sent: whether an engine has had the command; it counts that the grammar was there then.
     """
 
-    __slots__ = ("embed", "grammar", "named", "options", "params", "sent", "slot", "stop")
+    __slots__ = ("embed", "grammar", "named", "options", "params", "sent", "slot", "stop", "with_bytes")
     kind = int(Kind.SAMPLE)
 
     def __init__(
@@ -152,6 +155,9 @@ class Sample(Command):
         self.sent = False
         self.embed = record.a
         self.slot = record.b
+        self.with_bytes = record.c == 1
+        if self.with_bytes:
+            self.size += MAX_TOKEN_BYTES
         self.params = params
         self.stop = stop
 
@@ -176,6 +182,8 @@ def parse_sample(queue: CommandQueue, record: Record, payload: memoryview, arriv
         worst = max(payload[32:end].cast("I").tolist())
         if worst > _I32_MAX:
             raise InvalidArgument(argument="stop", detail=f"{worst} is no token")
+    if record.c > 1:
+        raise InvalidArgument(argument="with_bytes", detail=f"{record.c} is neither 0 nor 1")
     raw = bytes(payload)
     options = raw[end:]
     command = Sample(queue, record, arrived, raw[:32], raw[32:end], options)
@@ -230,6 +238,7 @@ class PackSample:
         self._params: list[bytes] = []
         self._stops: list[bytes] = []
         self._with_options: list[int] = []
+        self._with_bytes: list[int] = []
         self._options: list[bytes] = []
 
     def add(self, c: Sample, held: Held) -> None:
@@ -242,6 +251,8 @@ class PackSample:
             options = c.options if c.grammar is None else _on_engine(c, c.grammar)
             self._with_options.append(len(self._embed))
             self._options.append(options)
+        if c.with_bytes and (engine := c.queue.place.engine) is not None and engine.protocol >= TABLES_SINCE:
+            self._with_bytes.append(len(self._embed))
         self._embed.append(embed)
         self._slot.append(slot)
         self._params.append(c.params)
@@ -267,6 +278,7 @@ class PackSample:
             with_options=i32(self._with_options),
             options=np.frombuffer(b"".join(self._options), np.uint8),
             options_indptr=i32([0, *accumulate(map(len, self._options))] if self._options else []),
+            with_bytes=i32(self._with_bytes) if self._with_bytes else EMPTY_I32,
         )
 
 
@@ -286,7 +298,8 @@ def _on_engine(c: Sample, named: tuple[int, int]) -> bytes:
 def settle_sample(commands: Sequence[Sample], answers: BatchResult) -> Iterable[Value]:
     """Return each command's token, whether it ended the text, and the bits of its log-probability.
 
-    A command that asked for log-probabilities gets them as payload: u32 n, ids[n], f32 logprobs[n].
+    A command that asked for log-probabilities or the token's bytes gets a payload: u32 n, ids[n], f32 logprobs[n], and
+    the bytes, which a worker of an earlier release, or without a tokenizer, doesn't tell.
     """
     if not len(answers.token) == len(answers.ended) == len(answers.logprob) == len(commands):
         raise EngineFailure(detail=f"the columns of a sample answer don't fit {len(commands)} commands")
@@ -296,6 +309,8 @@ def settle_sample(commands: Sequence[Sample], answers: BatchResult) -> Iterable[
     asking = [at for at, c in enumerate(commands) if c.options]
     if asking:
         payloads = _asked_logprobs(len(commands), asking, answers)
+    if len(answers.text_indptr):
+        payloads = _asked_bytes(commands, payloads, answers)
     return zip(tokens, answers.ended.tolist(), logprobs, payloads, strict=False)
 
 
@@ -312,6 +327,24 @@ def _asked_logprobs(count: int, asking: list[int], answers: BatchResult) -> list
             head = (end - start).to_bytes(4, "little")
             payloads[at] = head + ids[4 * start : 4 * end] + values[4 * start : 4 * end]
     return payloads
+
+
+def _asked_bytes(commands: Sequence[Sample], payloads: Iterable[bytes], answers: BatchResult) -> list[bytes]:
+    """Return the payloads of answers with the bytes of tokens behind them."""
+    indptr = answers.text_indptr.tolist()
+    asking = [at for at, c in enumerate(commands) if c.with_bytes]
+    lengths = np.diff(answers.text_indptr)
+    fits = len(indptr) == len(asking) + 1 and not indptr[0]
+    if not fits or (lengths < 0).any() or (lengths > MAX_TOKEN_BYTES).any():
+        raise EngineFailure(detail=f"the bytes of a sample answer don't fit {len(asking)} commands")
+    if indptr[-1] != len(answers.text):
+        raise EngineFailure(detail=f"a sample answer has {len(answers.text)} bytes of tokens, not {indptr[-1]}")
+    text = answers.text.tobytes()
+    told = [payload for payload, _ in zip(payloads, commands, strict=False)]
+    for at, start, end in zip(asking, indptr, indptr[1:], strict=False):
+        if end > start:
+            told[at] = (told[at] or _NO_LOGPROBS) + text[start:end]
+    return told
 
 
 def _names_of_sample(c: Sample) -> Iterable[tuple[int, Iterable[int]]]:

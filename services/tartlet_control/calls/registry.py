@@ -21,7 +21,7 @@ from tartlet_common.errors.registry import (
     UnsupportedTrait,
 )
 from tartlet_control.calls import embed, forward, kv, names, output, queue, table_copies, table_masks, tables
-from tartlet_control.calls.base import ControlCall, EngineCall, Parser
+from tartlet_control.calls.base import ControlCall, EngineCall, Parser, SameBatch
 from tartlet_control.tables.ledger import RESOURCE_NAMES
 from tartlet_control.tables.programs import Command, CommandQueue, Held
 
@@ -43,11 +43,13 @@ ENGINE_CALLS: Final[tuple[EngineCall, ...]] = (
     *output.ENGINE_CALLS,
 )
 """Calls that engines execute, in the order in which a decode iteration uses them."""
+SAME_BATCH: Final[tuple[SameBatch, ...]] = (*tables.SAME_BATCH, *table_copies.SAME_BATCH)
+"""Calls whose commands stand in the batches of engine calls."""
 
 PARSERS: Final[dict[int, Parser]] = {
     **{int(call.op): call.parse for call in CONTROL_CALLS},
     **{int(call.op): call.parse for call in ENGINE_CALLS},
-    **{int(call.op): call.parse for call in (*tables.SAME_BATCH, *table_copies.SAME_BATCH)},
+    **{int(call.op): call.parse for call in SAME_BATCH},
 }
 """By operation."""
 BY_KIND: Final = {int(call.kind): call for call in ENGINE_CALLS}

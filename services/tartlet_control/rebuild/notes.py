@@ -129,7 +129,7 @@ def _forward(book: Book, c: Forward, outcome: Any) -> None:
 
 def _copy(book: Book, c: CopyKvPage, outcome: Any) -> None:
     if type(outcome) is tuple:
-        book.pages[c.dst] = "copy_kvpage"
+        book.pages[c.pages[1]] = "copy_kvpage"
     else:
         _not_run(book, c, [], outcome)
 

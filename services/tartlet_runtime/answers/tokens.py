@@ -15,22 +15,13 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from tartlet_common.engine.token_bytes import byte_table
 from tartlet_common.errors.registry import InvalidArgument
 
-_SPACE_MARK = "\u2581"  # SentencePiece's visible space
 _MOST_TEXT_BYTES = 64 << 20
 """Bound of one decoded text: a token may stand for megabytes."""
 _MOST_IDS = 1 << 20
 """Bound of a tokenizer's ids: its tables have an entry for each. Vocabularies of known models end below 300,000."""
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """Return the characters that byte-level BPE writes for bytes: printable Latin-1 as is, others from U+0100."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    table = {chr(byte): byte for byte in printable}
-    hidden = [byte for byte in range(256) if byte not in printable]
-    table.update({chr(0x100 + i): byte for i, byte in enumerate(hidden)})
-    return table
 
 
 class TokenizerEntry:
@@ -101,21 +92,8 @@ class TokenizerEntry:
         return highest + 1
 
     def _byte_table(self, fields: dict[str, Any]) -> list[bytes] | None:
-        kinds = set(_decoder_types(fields.get("decoder")))
-        if "ByteLevel" in kinds:
-            alphabet = _byte_level_alphabet()
-            return self._table(lambda token: _byte_level(token, alphabet))
-        if kinds & {"ByteFallback", "Metaspace"}:
-            return self._table(_sentencepiece)
-        return None
-
-    def _table(self, to_bytes: Any) -> list[bytes]:
-        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
-        table = [b""] * self.size
-        for token, number in vocabulary.items():
-            table[number] = token.encode() if token in added else to_bytes(token)
-        return table
+        return byte_table(fields, self._tokenizer.get_vocab(with_added_tokens=True), added, self.size)
 
     def _fallback_table(self) -> list[bytes]:
         return [self.text_of(token).encode() for token in range(self.size)]
@@ -137,29 +115,6 @@ def _refusing() -> Iterator[None]:
         if type(e).__name__ != "PanicException":
             raise
         raise InvalidArgument(argument="tokenizer.json", detail=f"the tokenizers library panicked: {e}") from e
-
-
-def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:
-    if not decoder:
-        return []
-    inner = [name for part in decoder.get("decoders", ()) for name in _decoder_types(part)]
-    return [decoder.get("type", ""), *inner]
-
-
-def _byte_level(token: str, alphabet: dict[str, int]) -> bytes:
-    try:
-        return bytes([alphabet[c] for c in token])
-    except KeyError:
-        return token.encode()
-
-
-def _sentencepiece(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        try:
-            return bytes([int(token[3:5], 16)])
-        except ValueError:
-            pass
-    return token.replace(_SPACE_MARK, " ").encode()
 
 
 class _Vocabulary:

@@ -9,7 +9,7 @@ import pytest
 
 from tartlet_common.abi import QUEUED_OPS, Op
 from tartlet_common.engine.step import Kind
-from tartlet_control.calls import registry, tables
+from tartlet_control.calls import registry
 
 NEW_KIND = """
 from enum import IntEnum
@@ -55,7 +55,7 @@ def test_a_call_that_a_module_lacks_fails_its_import(before: str, module: str, m
 
 def test_each_operation_of_a_queue_and_each_kind_of_batch_is_one_call() -> None:
     ops = [call.op for call in registry.CONTROL_CALLS] + [call.op for call in registry.ENGINE_CALLS]
-    ops += [call.op for call in tables.SAME_BATCH]
+    ops += [call.op for call in registry.SAME_BATCH]
     assert sorted(ops) == sorted(QUEUED_OPS)
     assert sorted(call.kind for call in registry.ENGINE_CALLS) == sorted(Kind)
 

@@ -247,7 +247,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "sample": lambda q, emb, slot, **kw: inferlet.sample(q, Embed(emb), TokenSlot(slot), **kw),
 }
 CALLS["sample_with_options"] = lambda q, logit_bias, **kw: CALLS["sample"](q, logit_bias=dict(logit_bias), **kw)
-CALLS["sample_with_grammar"] = CALLS["sample"]
+CALLS["sample_with_grammar"] = CALLS["sample_with_bytes"] = CALLS["sample"]
 CALLS["grammar"] = grammar
 CALLS["dealloc_grammar"] = lambda q, grammar: inferlet.dealloc_grammar(q, inferlet.CompiledGrammar(grammar))
 CALLS["forward_with_mask_and_adapter"] = lambda q, ikv, iemb, okv, oemb, adapter, **kw: inferlet.forward_with_adapter(
@@ -329,6 +329,8 @@ EXPECTED = {
     "vocabulary": [b"a", b"", b"\xc3\xa9"],
     "token": inferlet.Sampled(9, ended=True, logprob=-1.5),
     "token_with_logprobs": inferlet.Sampled(9, ended=False, logprob=-1.5, logprobs={9: -1.5, 4: -2.5}),
+    "token_with_bytes": inferlet.Sampled(9, ended=False, logprob=-1.5, token_bytes=b"\xc3"),
+    "token_with_logprobs_and_bytes": inferlet.Sampled(9, False, -1.5, {9: -1.5, 4: -2.5}, b"\xc3"),
     "first_dropped": 41,
 }
 

@@ -92,6 +92,7 @@ class MiniHost:
     ) -> None:
         self.page_size, self.page_limit, self.per_wait = page_size, page_limit, per_wait
         self.script = script or {}
+        self.tells_bytes = True
         self.sharing = MiniSharing(self.tell)
         self.template = template  # of a checkpoint, rendered as the runtime does
         self.lanes = {0: Lane()}
@@ -626,6 +627,8 @@ class MiniHost:
             values = struct.pack(f"<{len(ids)}f", *(model.logprob(probs, i) for i in ids))
             told = struct.pack(f"<I{len(ids)}I", len(ids), *ids) + values if ids else b""
         token = model.choose(weighed, params, position)
+        if command.c and self.tells_bytes:
+            told = (told or bytes(4)) + self.vocab()[token]
         if command.b in self.outputs:
             self.outputs[command.b].append(token)
         ended = token in stops

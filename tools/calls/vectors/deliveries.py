@@ -29,6 +29,18 @@ def delivery_vectors() -> list[Vector]:
             (Record(Event.RESULT, 9, 0, logprob, payload=told, queue=QUEUE),),
             {"answers": "sample"},
         ),
+        Vector(
+            "token_with_bytes",
+            "delivery",
+            (Record(Event.RESULT, 9, 0, logprob, payload=bytes(4) + b"\xc3", queue=QUEUE),),
+            {"answers": "sample"},
+        ),
+        Vector(
+            "token_with_logprobs_and_bytes",
+            "delivery",
+            (Record(Event.RESULT, 9, 0, logprob, payload=told + b"\xc3", queue=QUEUE),),
+            {"answers": "sample"},
+        ),
         Vector("first_dropped", "delivery", (Record(Event.RESULT, 41, queue=QUEUE),), {"answers": "cancel"}),
         Vector("skipped", "delivery", (Record(Event.SKIPPED, queue=QUEUE),)),
         Vector("cancelled", "delivery", (Record(Event.CANCELLED, queue=QUEUE),)),

@@ -100,7 +100,7 @@ def worker_vectors() -> list[Vector]:
 
 
 def _sample(params: dict[str, Any]) -> dict[str, Any]:
-    return {"emb": 6, "slot": 1, "params": payload(SAMPLE_PARAMS, params)}
+    return {"emb": 6, "slot": 1, "params": payload(SAMPLE_PARAMS, params), "with_bytes": 0}
 
 
 def sample_vectors() -> list[Vector]:
@@ -121,6 +121,16 @@ def sample_vectors() -> list[Vector]:
     }  # fmt: skip
     return [
         submission(Op.SAMPLE, _sample({**sampling, "options": b""}), awaited=True, emb=6, slot=1, **sampling),
+        submission(
+            Op.SAMPLE,
+            {**_sample({**sampling, "options": b""}), "with_bytes": 1},
+            "sample_with_bytes",
+            awaited=True,
+            emb=6,
+            slot=1,
+            with_bytes=True,
+            **sampling,
+        ),
         submission(
             Op.SAMPLE,
             _sample({**_GREEDY, "options": options}),

@@ -73,6 +73,11 @@ async def sample() -> None:
     async with inferlet.Context() as ctx:
         ctx.fill_tokens(TEXT)
         assert (await ctx.step(Greedy())).token == best
+    embeds, slots = inferlet.alloc_emb(len(TEXT)), inferlet.alloc_slot(1)
+    inferlet.embed_txt(TEXT, range(len(TEXT)), embeds)
+    inferlet.forward([], embeds, oemb=embeds[-1:])
+    told = await inferlet.sample(embeds[-1], slots, with_bytes=True)
+    assert (told.token, told.token_bytes) == (best, await inferlet.detokenize_bytes(best))
 
 
 async def forward_table() -> None:

@@ -149,6 +149,7 @@ class Generation:
         if packed and not isinstance(sampler, Sampler):
             detail = "a function of a Dist chooses each token itself: bias, penalties and log-probabilities are its own"
             raise InvalidArgument(argument="sampler", detail=detail)
+        self._with_bytes = isinstance(sampler, Sampler) and self._vocab.is_large
         self._plain = b""
         if isinstance(sampler, Sampler):
             self._plain = pack_sampler(sampler, context.seed, context.draw, self._stop_tokens)
@@ -221,7 +222,8 @@ class Generation:
         if self._limit is not None:
             self._left = min(self._left, self._limit)
         if self._left > 0:
-            self._vocab.prefetch()
+            if not self._with_bytes:
+                self._vocab.prefetch()
             _, output, _ = self._cache.places()
             params = self._params
             self._cache.compute(context.tokens, length, output)
@@ -266,7 +268,7 @@ class Generation:
         _, output, slot = self._cache.places()
         queue = self._context.queue
         if self._params:
-            self._ahead.append((first, queue.sample_packed(output, slot, self._params)))
+            self._ahead.append((first, queue.sample_packed(output, slot, self._params, self._with_bytes)))
         else:
             self._ahead.append((first, queue.get_next_dist(output)))
         self._newest += 1
@@ -278,6 +280,8 @@ class Generation:
         sampled = value if isinstance(value, Sampled) else self._choose(value)
         if sampled is None:
             return None
+        if sampled.token_bytes is not None:
+            self._vocab.known[sampled.token] = sampled.token_bytes
         for token in (sampled.token, *sampled.logprobs):
             if token not in self._vocab.known and not self._ended:
                 self._busy = True

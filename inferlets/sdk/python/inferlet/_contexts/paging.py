@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferlet._contexts.naming import Naming
-from inferlet._contexts.stepping import alone
+from inferlet._contexts.stepping import Stepping, alone
 from inferlet._values.types import KvPage
 
 
@@ -11,7 +11,7 @@ class Paging(Naming):
     """The call on a context that gives its pages."""
 
     @alone
-    async def pages(self) -> list[KvPage]:
+    async def pages(self: Stepping, /) -> list[KvPage]:
         """Copy the context's keys and values into new pages, for `forward` and the other calls on pages.
 
         Slot i % page_size of page i // page_size holds token i, at position i, of all tokens but the last. There is

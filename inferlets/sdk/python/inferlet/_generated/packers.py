@@ -487,14 +487,15 @@ def get_next_dist(queue: int, top_k: int, embeds: Sequence[int]) -> Fields:
     return 68, queue, top_k, 0, 0, _ids(embeds)
 
 
-def sample(queue: int, emb: int, slot: int, params: bytes) -> Fields:
+def sample(queue: int, emb: int, slot: int, params: bytes, with_bytes: bool) -> Fields:
     """SAMPLE.
 
     emb: an output embed
     slot: the token slot that is written
     params: sample_params
+    with_bytes: tell the token's bytes
     """
-    return 69, queue, emb, slot, 0, params
+    return 69, queue, emb, slot, int(with_bytes), params
 
 
 _FORWARD_TABLE = struct.Struct("<III").pack

@@ -50,6 +50,11 @@ class Vocab:
         self._loading: dict[int, asyncio.Future[Words]] = {}
         self.known: dict[int, bytes] = {}
 
+    @property
+    def is_large(self) -> bool:
+        """Whether the vocabulary comes in many blocks, so that each sample had better tell its token's bytes."""
+        return self._model.vocab_size > SMALL_VOCABULARY
+
     def prefetch(self) -> None:
         """Ask for the first block ahead of need: a whole small vocabulary, or the most frequent tokens."""
         self._ask(0)

@@ -110,6 +110,7 @@ class Queue(Naming):
         history: tuple[Sequence[int], Sequence[int]] | None = None,
         grammar: CompiledGrammar | int | None = None,
         matched: Sequence[int] = (),
+        with_bytes: bool = False,
     ) -> asyncio.Future[Sampled]:
         """Sample the token that follows `emb` on the device, into `slot`. The program gets the token too.
 
@@ -140,6 +141,7 @@ class Queue(Naming):
             grammar: the token must continue a text of a grammar: with the first token of a text the grammar, and with
                 each later token of the same slot 0. The answer tells `ended` when nothing can follow.
             matched: tokens that the text of the grammar has before this one, and that no sample of `slot` gave it.
+            with_bytes: the answer tells the token's bytes, which saves the call `detokenize_bytes`.
 
         Log-probabilities are the model's own: before temperature, filters, bias, `allowed` and penalties.
 
@@ -174,11 +176,18 @@ class Queue(Naming):
         params += given.pack(0 if self._model is None else self._model.vocab_size, history, following)
         embed = emb if isinstance(emb, int) else single(emb, "emb of sample")
         into = slot if isinstance(slot, int) else single(slot, "slot of sample")
-        return self.sample_packed(embed, into, params)
+        return self.sample_packed(embed, into, params, bool(with_bytes))
 
-    def sample_packed(self, embed: int, slot: int, params: bytes) -> asyncio.Future[Sampled]:
+    def sample_packed(
+        self,
+        embed: int,
+        slot: int,
+        params: bytes,
+        with_bytes: bool = False,  # noqa: FBT001, FBT002 - for each token
+    ) -> asyncio.Future[Sampled]:
         """Sample as `sample` does, with parameters that `pack_sampling` has packed."""
-        return self._call(answers.sampled, packers.sample(self.id, embed, slot, params), ("sample", "emb", "slot"))
+        fields = packers.sample(self.id, embed, slot, params, with_bytes)
+        return self._call(answers.sampled, fields, ("sample", "emb", "slot"))
 
     def _call(self, decode: Any, fields: packers.Fields, names: Names = ()) -> asyncio.Future[Any]:
         self.last_ticket = channel.next_ticket

@@ -156,6 +156,8 @@ class Sampled:
     logprob: float  # log-probability under the model's own distribution (temperature 1, no filter)
     logprobs: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Log-probabilities of the tokens asked for, under the same distribution: the best first, then the named ones."""
+    token_bytes: bytes | None = None
+    """The token's bytes, if they were asked for; None also if the engine can't tell them: ask `detokenize_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,14 +51,16 @@ def chat(_a: int, _b: int, _c: int, payload: bytes) -> ChatPrompt:
 
 
 def sampled(a: int, b: int, c: int, payload: bytes) -> Sampled:
-    """Return the sampled token of a SAMPLE, with the log-probabilities that it asked for."""
-    if payload:
-        n = int.from_bytes(payload[:4], "little")
+    """Return the sampled token of a SAMPLE, with the log-probabilities and the bytes that it asked for."""
+    if not payload:
+        return Sampled(a, b != 0, _unpack_float(_pack_u32(c))[0])
+    n = int.from_bytes(payload[:4], "little")
+    told: dict[int, float] = {}
+    if n:
         values = array("f")
-        values.frombytes(payload[4 + 4 * n :])
+        values.frombytes(payload[4 + 4 * n : 4 + 8 * n])
         told = dict(zip(from_u32(payload[4 : 4 + 4 * n]), values, strict=True))
-        return Sampled(a, b != 0, _unpack_float(_pack_u32(c))[0], told)
-    return Sampled(a, b != 0, _unpack_float(_pack_u32(c))[0])
+    return Sampled(a, b != 0, _unpack_float(_pack_u32(c))[0], told, payload[4 + 8 * n :] or None)
 
 
 def dists(_a: int, _b: int, _c: int, payload: bytes) -> list[Dist]:
