@@ -67,6 +67,23 @@ class BareLoop:
         end = time.perf_counter()
         return Timing(middle - start, end - middle, time.process_time() - cpu, np.stack(tokens, 1).tolist())
 
+    def sample(self, embed: np.ndarray, slot: np.ndarray, *, first: bool) -> Sample:
+        """Return the greedy sample batch of a step: [batch] output embeds and token slots. `first`: of a prompt."""
+        b = self._batch
+        return Sample(
+            lane=self._lane,
+            embed=embed,
+            slot=slot,
+            temperature=np.zeros(b, np.float32),
+            top_k=np.zeros(b, np.int32),
+            top_p=np.ones(b, np.float32),
+            min_p=np.zeros(b, np.float32),
+            seed=np.zeros(b, np.uint64),
+            draw=np.zeros(b, np.uint32),
+            stop=np.zeros(0, np.int32),
+            stop_indptr=np.zeros(b + 1, np.int32),
+        )
+
     def _step(self, prompts: np.ndarray | None, position: int) -> np.ndarray:
         """One step from `position` on: the prompts, or the token in each sequence's slot. Returns [batch] tokens."""
         b = self._batch
@@ -102,19 +119,7 @@ class BareLoop:
                 mask_bits=np.zeros(0, np.uint8),
                 mask_indptr=np.zeros(b + 1, np.int32),
             ),
-            Sample(
-                lane=self._lane,
-                embed=last,
-                slot=slot,
-                temperature=np.zeros(b, np.float32),
-                top_k=np.zeros(b, np.int32),
-                top_p=np.ones(b, np.float32),
-                min_p=np.zeros(b, np.float32),
-                seed=np.zeros(b, np.uint64),
-                draw=np.zeros(b, np.uint32),
-                stop=np.zeros(0, np.int32),
-                stop_indptr=np.zeros(b + 1, np.int32),
-            ),
+            self.sample(last, slot, first=prompts is not None),
         )
         self._number += 1
         result = self._engine.step(Step(self._number, batches))

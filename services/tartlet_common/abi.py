@@ -134,9 +134,9 @@ class Op(IntEnum):
     MASK_KVPAGE = 67  # a: page, b: bits (bit i hides token i)
     # a: top_k (0: the default, 256); payload: u32 embeds; answer: u32 n, k, ids[n, k], f32 probs[n, k]
     GET_NEXT_DIST = 68
-    # a: embed, b: slot, c: 1 to tell the token's bytes; payload: SAMPLE_PARAMS, u32 stop[n_stop], perhaps SAMPLE_OPTIONS
-    # and its lists. Answer a: token, b: ended, c: f32 logprob; payload, if logprobs or bytes were asked for: u32 n,
-    # ids[n], f32 logprobs[n], the token's bytes
+    # a: embed, b: slot, c: 1 to tell the token's bytes; payload: SAMPLE_PARAMS, u32 stop[n_stop], perhaps
+    # SAMPLE_OPTIONS and its lists. Answer a: token, b: ended, c: f32 logprob; payload, if logprobs or bytes were asked
+    # for: u32 n, ids[n], f32 logprobs[n], the token's bytes
     SAMPLE = 69
     FORWARD_TABLE = 70  # a: table, b: start, c: 1 with mask; payload: FORWARD_TABLE_HEAD, lists, mask bits
     MASK_TABLE = 71  # a: table, b: first slot, c: slots; payload: u32 MaskWhat

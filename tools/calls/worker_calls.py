@@ -128,7 +128,8 @@ WORKER_CALLS: Final = (
         c="with_bytes",
         answers=Answers.ALWAYS,
         trait="OutputText",
-        answer="u32 token, u32 1 if it ends, f32 log-probability; u32 n, u32[n] tokens, f32[n] log-probabilities, bytes",
+        answer="u32 token, u32 1 if it ends, f32 log-probability; u32 n, u32[n] tokens, f32[n] log-probabilities,"
+        " the token's bytes",
         errors=(*_COMPUTES, "UnsupportedTrait", "GrammarRefused"),
     ),
     _call(

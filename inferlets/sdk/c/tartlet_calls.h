@@ -731,7 +731,7 @@ TL_CALL tl_record *tl_get_next_dist(uint32_t queue, uint32_t top_k, const uint32
  * slot: the token slot that is written
  * params: sample_params
  * with_bytes: tell the token's bytes
- * Answer: u32 token, u32 1 if it ends, f32 log-probability; u32 n, u32[n] tokens, f32[n] log-probabilities, bytes.
+ * Answer: u32 token, u32 1 if it ends, f32 log-probability; u32 n, u32[n] tokens, f32[n] log-probabilities, the token's bytes.
  */
 TL_CALL tl_record *tl_sample(uint32_t queue, uint32_t emb, uint32_t slot, const void *params, uint32_t params_bytes,
                              bool with_bytes) {

@@ -1,4 +1,4 @@
-"""The bytes of tokens, as a tokenizer.json has them. A character may be split over tokens, so these need be no UTF-8."""
+"""The bytes of tokens, as a tokenizer.json has them. A character may be split over tokens."""
 
 from __future__ import annotations
 

@@ -90,8 +90,6 @@ def test_columns_that_do_not_fit_are_the_engine_s_failure(text: bytes, indptr: l
     host.pump()
     state, fake, step = host._waiting[-1]
     result = fake.step(step)
-    wrong = replace(
-        result.results[-1], text=np.frombuffer(text, np.uint8), text_indptr=np.array(indptr, np.int32)
-    )
+    wrong = replace(result.results[-1], text=np.frombuffer(text, np.uint8), text_indptr=np.array(indptr, np.int32))
     with pytest.raises(errors.EngineFailure):
         host.core.on_result(state, StepResult(step.number, (*result.results[:-1], wrong), 3, 0.0))

@@ -19,8 +19,8 @@ LAST = len(PROMPT)
 PAGE, TABLE = CopyInto.PAGE, CopyInto.TABLE
 
 
-def start() -> tuple[Host, Guest]:
-    host = Host(OPTIONS)
+def start(*, old: bool = False) -> tuple[Host, Guest]:
+    host = Host(OPTIONS, old=old)
     guest = host.start()
     guest.put(Op.CREATE_QUEUE, queue=1, a=0)
     guest.alloc(Op.ALLOC_EMB, range(64))
@@ -28,9 +28,7 @@ def start() -> tuple[Host, Guest]:
     return host, guest
 
 
-def copy(  # noqa: PLR0913 - those of the call
-    guest: Guest, table: int, first: int, size: int, page: int, offset: int, into: int, *, queue: int = 0
-) -> int:
+def copy(guest: Guest, table: int, first: int, size: int, page: int, offset: int, into: int, *, queue: int = 0) -> int:
     return guest.put(Op.COPY_TABLE, queue=queue, a=table, b=first, c=size, payload=abi.u32([page, offset, into]))
 
 
@@ -89,8 +87,9 @@ def expected() -> int:
     return token(guest, after_table(guest, 0))
 
 
-def test_pages_that_take_a_table_hold_what_it_holds_and_nothing_leaks(expected: int) -> None:
-    host, guest = start()
+@pytest.mark.parametrize("old", [False, True], ids=["", "a worker of the last release"])
+def test_pages_that_take_a_table_hold_what_it_holds_and_nothing_leaks(old: bool, expected: int) -> None:
+    host, guest = start(old=old)
     fill_table(guest, 0)
     guest.alloc(Op.ALLOC_KVPAGE, range(4))
     copy_all(guest, 0, PAGE)
@@ -102,8 +101,9 @@ def test_pages_that_take_a_table_hold_what_it_holds_and_nothing_leaks(expected: 
     host.check_idle()
 
 
-def test_a_table_that_takes_pages_holds_what_they_hold_and_its_forks_do_too(expected: int) -> None:
-    host, guest = start()
+@pytest.mark.parametrize("old", [False, True], ids=["", "a worker of the last release"])
+def test_a_table_that_takes_pages_holds_what_they_hold_and_its_forks_do_too(old: bool, expected: int) -> None:
+    host, guest = start(old=old)
     fill_pages(guest)
     guest.table(0, new=4)
     copy_all(guest, 0, TABLE)
@@ -171,7 +171,7 @@ def test_a_table_whose_pages_are_taken_stays_plain() -> None:
         (2, 0, 2, 0, 0, PAGE, errors.InvalidArgument, "first"),  # it was dropped
     ],
 )
-def test_a_wrong_copy_fails_its_own_queue(  # noqa: PLR0913 - those of the call
+def test_a_wrong_copy_fails_its_own_queue(
     table: int,
     first: int,
     size: int,

@@ -205,7 +205,7 @@ class Context(Paging):
         return made
 
     @classmethod
-    async def from_pages(  # noqa: PLR0913 - those of a context, and what it is made of
+    async def from_pages(
         cls,
         pages: KvPage | Sequence[KvPage],
         tokens: Sequence[int],
@@ -254,7 +254,9 @@ class Context(Paging):
             listed = made._ids("from_pages", tokens)
             count = max(len(listed) - 1, 0)
             if count > len(held) * made.model.page_size:
-                detail = f"{len(held)} of {made.model.page_size} tokens can't hold {count}, all of `tokens` but the last"
+                detail = (
+                    f"{len(held)} of {made.model.page_size} tokens can't hold {count}, all of `tokens` but the last"
+                )
                 raise InvalidArgument(argument="pages", detail=detail)
             await (queue or default_queue()).synchronize()
             made._cache.copy_in(count, held)

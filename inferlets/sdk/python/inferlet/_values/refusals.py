@@ -110,7 +110,7 @@ def copying(src: Any, dst: Any, src_offset: Any, dst_offset: Any, page_size: int
     return page_size - max(index(src_offset), index(dst_offset))
 
 
-def copying_table(table: Any, first: Any, page: Any, offset: Any, into: Any, page_size: int) -> int:  # noqa: PLR0913
+def copying_table(table: Any, first: Any, page: Any, offset: Any, into: Any, page_size: int) -> int:
     """Return how many tokens fit from a slot of a table's row to the offset of a page.
 
     Raises:
