@@ -17,11 +17,19 @@ VOCAB_SIZE = 768
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
     "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{{ '<|' + message['role'] + '|>' + (message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{% set function = call['function'] or call %}"
+    "{% set arguments = function['arguments'] or {} %}"
+    "{{ '' if loop.first else '\\n' }}"
+    "{{ '{\"name\": ' + function['name'] | tojson + ', \"arguments\": ' }}"
+    "{{ (arguments if arguments is string else arguments | tojson) + '}' }}"
+    "{% endfor %}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+"""Writes an assistant's `tool_calls` as `tasks.tool_call` does, one on a line."""
 
 
 def train_tokenizer(corpus: Iterable[str]) -> Tokenizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from safetensors import safe_open
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from models.training import evaluate
-from models.training.tasks import BEGIN, END, TASKS, ask
-from models.training.text import BEGIN_ID, END_ID, PAD_ID
+from models.training.tasks import BEGIN, END, TASKS, ask, tool_call
+from models.training.text import BEGIN_ID, CHAT_TEMPLATE, END_ID, PAD_ID
+from tartlet_runtime.answers.chat import format_chat
 
 MAX_PARAMETERS = 5_000_000
 MAX_BYTES = 12_000_000
@@ -57,6 +59,28 @@ def test_the_chat_template_writes_what_training_saw(
     ]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text == f"{BEGIN}{ask('What is the price of Karo?')}{{}}{END}<|tool|>7<|assistant|>"
+
+
+def test_the_chat_template_writes_tool_calls_as_training_saw_them(
+    loaded: tuple[LlamaForCausalLM, PreTrainedTokenizerFast],
+) -> None:
+    _, tokenizer = loaded
+    asked = [("lookup", {"entity": "Karo", "attribute": "price"}), ("clock", {"city": "Lima"}), ("now", {})]
+    written = "\n".join(tool_call(name, **given) for name, given in asked)
+    for arguments_of in (dict, json.dumps):  # as templates want them, and as the OpenAI API has them
+        calls = [
+            {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments_of(given)}}
+            for name, given in asked
+        ]
+        messages: list[Any] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "1", "content": "7"},
+        ]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert text == f"{BEGIN}{ask('?')}{written}{END}<|tool|>7<|assistant|>"
+        request = json.dumps({"messages": messages}).encode()
+        assert format_chat(CHAT_TEMPLATE, request, bos_token=BEGIN, eos_token=END) == text
 
 
 @pytest.mark.parametrize("row", evaluate.ROWS, ids=lambda row: f"{row[0]}-{row[1]}")
