@@ -38,9 +38,11 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
         progress: called with one line about each long part of the start.
 
     Raises:
-        InvalidConfig: engine "torch" without a model, or without its packages.
+        InvalidConfig: engine "torch" without a model, or without its packages; both settings of adapters.
         CheckpointMissing, CheckpointBroken, UnknownFamily, OutOfDeviceMemory: see `load_engine`.
     """
+    if settings.adapters_file is not None and settings.adapters.strip():
+        raise InvalidConfig(role="worker", detail="adapters and adapters_file are both set: keep one of them")
     if settings.engine == "fake":
         from tartlet_worker.fake import FakeEngine, FakeOptions
 
@@ -54,6 +56,7 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
                 page_size=settings.page_size,
                 num_pages=max(1, pages),
                 adapters=tuple(named_directories(settings.adapters)),
+                live_adapters=settings.adapters_file is not None,
                 host_pages=settings.host_kv_bytes // (settings.page_size * FAKE_KV_BYTES_PER_TOKEN),
                 num_embeds=settings.num_embeds,
                 num_slots=settings.num_slots,
@@ -94,7 +97,15 @@ async def main(settings: WorkerSettings, notify: Notify) -> None:
         gc.freeze()
         gc.enable()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    link = Link(engine, settings.control, Tls.of(settings), notify.ready, settings.engine_id, settings.pool)
+    link = Link(
+        engine,
+        settings.control,
+        Tls.of(settings),
+        notify.ready,
+        settings.engine_id,
+        settings.pool,
+        adapters_file=settings.adapters_file,
+    )
     link.on_state = notify.set_ready
     running = asyncio.ensure_future(link.run())
     try:

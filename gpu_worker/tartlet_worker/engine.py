@@ -9,9 +9,10 @@ are refused; the other commands run. An engine raises only if the engine itself 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.spec import AdapterSpec, EngineSpec
 from tartlet_common.engine.step import Step, StepResult
 
 if TYPE_CHECKING:
@@ -31,12 +32,47 @@ def nothing_follows(_: Callable[[], bool]) -> None:
     """Return no step."""
 
 
+class CheckedAdapter(Protocol):
+    """An adapter whose files were read, and that fits the model."""
+
+    @property
+    def spec(self) -> AdapterSpec:
+        """Its name, digest and rank."""
+
+
+class LiveAdapters(Protocol):
+    """The LoRA adapters of an engine that come and go while it runs."""
+
+    def check(self, name: str, path: Path) -> CheckedAdapter:
+        """Read an adapter's files. Any thread may call this.
+
+        Raises:
+            AdapterRefused: they hold no adapter of this model, or one that isn't served.
+        """
+
+    def load(self, checked: Any) -> Callable[[], None]:
+        """Bring a checked adapter onto the device. Any thread may call this.
+
+        Returns what the engine's thread calls between two steps; then commands may name the adapter.
+
+        Raises:
+            AdapterRefused: the device has no room for it, or its files have changed.
+        """
+
+    def remove(self, number: int) -> None:
+        """Forget an adapter. The engine's thread calls this between two steps."""
+
+
 class Engine(Protocol):
     """A model with its pools on one device."""
 
     @property
     def spec(self) -> EngineSpec:
-        """Facts for Hello; constant over the engine's life."""
+        """Facts for Hello; constant over the engine's life. Adapters that come and go are not in it."""
+
+    @property
+    def adapters(self) -> LiveAdapters | None:
+        """The adapters that come and go; None: those of `spec` are all that there ever are."""
 
     @property
     def grammars(self) -> Grammars | None:

@@ -1318,6 +1318,26 @@ Global___SetOrderReply: _TypeAlias = SetOrderReply  # noqa: Y015
 class EngineSeen(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class RefusedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     PROGRAMS_FIELD_NUMBER: _builtins.int
@@ -1327,6 +1347,7 @@ class EngineSeen(_message.Message):
     WAITING_S_FIELD_NUMBER: _builtins.int
     DEVICE_S_FIELD_NUMBER: _builtins.int
     PROGRAMS_NOW_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: _builtins.str
     """ready, standby, cordoned, draining"""
@@ -1343,6 +1364,10 @@ class EngineSeen(_message.Message):
     """device time of all its steps so far, in seconds"""
     programs_now: _builtins.int
     """updated every second, as waiting_s and device_s are"""
+    @_builtins.property
+    def refused(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """adapters that it can't have, by name, with the reason"""
+
     def __init__(
         self,
         *,
@@ -1355,10 +1380,11 @@ class EngineSeen(_message.Message):
         waiting_s: _builtins.float = ...,
         device_s: _builtins.float = ...,
         programs_now: _builtins.int = ...,
+        refused: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_s", b"device_s", "id", b"id", "model", b"model", "pool", b"pool", "programs", b"programs", "programs_now", b"programs_now", "shared_pool", b"shared_pool", "state", b"state", "waiting_s", b"waiting_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_s", b"device_s", "id", b"id", "model", b"model", "pool", b"pool", "programs", b"programs", "programs_now", b"programs_now", "refused", b"refused", "shared_pool", b"shared_pool", "state", b"state", "waiting_s", b"waiting_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,37 +25,43 @@ _sym_db = _symbol_database.Default()
 from tartlet_protos import common_pb2 as tartlet_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tartlet/v1/engine.proto\x12\ntartlet.v1\x1a\x17tartlet/v1/common.proto\"0\n\x0cPutBlobReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tartlet.v1.Error\"\x97\x02\n\x0bWorkerFrame\x12\x1b\n\x13\x63ontrol_incarnation\x18\x01 \x01(\t\x12&\n\x05hello\x18\x02 \x01(\x0b\x32\x17.tartlet.v1.WorkerHello\x12,\n\x07results\x18\x03 \x03(\x0b\x32\x1b.tartlet.v1.StepResultFrame\x12\r\n\x05state\x18\x04 \x01(\t\x12!\n\x06\x62roken\x18\x05 \x01(\x0b\x32\x11.tartlet.v1.Error\x12\x15\n\rdrain_grace_s\x18\x06 \x01(\x01\x12\x0e\n\x06number\x18\x07 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x08 \x01(\x04\x12+\n\x08grammars\x18\t \x03(\x0b\x32\x19.tartlet.v1.GrammarReport\"A\n\rGrammarReport\x12\x0e\n\x06number\x18\x01 \x01(\r\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.tartlet.v1.Error\"\xf3\x01\n\x0bWorkerHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x11\n\tspec_json\x18\x04 \x01(\t\x12\x14\n\x0c\x66rame_socket\x18\x05 \x01(\x08\x12\x0c\n\x04pool\x18\x06 \x01(\t\x12\x17\n\x0fnewest_protocol\x18\x07 \x01(\r\x12\r\n\x05\x65poch\x18\x08 \x01(\x04\x12&\n\x06resume\x18\t \x01(\x0b\x32\x16.tartlet.v1.Resumption\x12#\n\x04rows\x18\n \x01(\x0b\x32\x15.tartlet.v1.RowLabels\">\n\tRowLabels\x12\x11\n\tforgotten\x18\x01 \x01(\x0c\x12\r\n\x05pages\x18\x02 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x03 \x01(\x0c\"3\n\x10\x42\x61tchResultFrame\x12\x0f\n\x07\x63olumns\x18\x01 \x03(\x0c\x12\x0e\n\x06\x64\x65tail\x18\x02 \x03(\t\"{\n\x0fStepResultFrame\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x07results\x18\x02 \x03(\x0b\x32\x1c.tartlet.v1.BatchResultFrame\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\x04\x12\x10\n\x08\x64\x65vice_s\x18\x04 \x01(\x01\"\xf8\x01\n\x0b\x45ngineFrame\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\x12&\n\x05hello\x18\x02 \x01(\x0b\x32\x17.tartlet.v1.EngineHello\x12$\n\x05steps\x18\x03 \x03(\x0b\x32\x15.tartlet.v1.StepFrame\x12\r\n\x05\x64rain\x18\x04 \x01(\x08\x12\x0e\n\x06number\x18\x05 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x06 \x01(\x04\x12*\n\x08grammars\x18\x07 \x03(\x0b\x32\x18.tartlet.v1.GrammarFrame\x12#\n\x04rows\x18\x08 \x01(\x0b\x32\x15.tartlet.v1.RowLabels\":\n\x0cGrammarFrame\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\x0c\"\xda\x01\n\x0b\x45ngineHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.tartlet.v1.Error\x12,\n\x06\x66rames\x18\x04 \x01(\x0b\x32\x1c.tartlet.v1.FrameSocketOffer\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x0f\n\x07resumed\x18\x06 \x01(\x08\x12\x0f\n\x07\x61pplied\x18\x07 \x01(\x04\x12\x0f\n\x07grace_s\x18\x08 \x01(\x01\x12\x12\n\nkeeps_rows\x18\n \x01(\x08\"+\n\nBatchFrame\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x02 \x03(\x0c\"\xcd\x01\n\tStepFrame\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\'\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x16.tartlet.v1.BatchFrame\x12\x13\n\x0b\x63lear_pages\x18\x03 \x01(\x0c\x12\x14\n\x0c\x63lear_embeds\x18\x04 \x01(\x0c\x12\x13\n\x0b\x63lear_slots\x18\x05 \x01(\x0c\x12\x13\n\x0breset_lanes\x18\x06 \x01(\x0c\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x0e\n\x06tables\x18\x08 \x03(\x0c\x12\r\n\x05swaps\x18\t \x03(\x0c\x32\x87\x01\n\x06\x45ngine\x12?\n\x07\x43onnect\x12\x17.tartlet.v1.WorkerFrame\x1a\x17.tartlet.v1.EngineFrame(\x01\x30\x01\x12<\n\x07PutBlob\x12\x15.tartlet.v1.BlobChunk\x1a\x18.tartlet.v1.PutBlobReply(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tartlet/v1/engine.proto\x12\ntartlet.v1\x1a\x17tartlet/v1/common.proto\"0\n\x0cPutBlobReply\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tartlet.v1.Error\"\xc4\x02\n\x0bWorkerFrame\x12\x1b\n\x13\x63ontrol_incarnation\x18\x01 \x01(\t\x12&\n\x05hello\x18\x02 \x01(\x0b\x32\x17.tartlet.v1.WorkerHello\x12,\n\x07results\x18\x03 \x03(\x0b\x32\x1b.tartlet.v1.StepResultFrame\x12\r\n\x05state\x18\x04 \x01(\t\x12!\n\x06\x62roken\x18\x05 \x01(\x0b\x32\x11.tartlet.v1.Error\x12\x15\n\rdrain_grace_s\x18\x06 \x01(\x01\x12\x0e\n\x06number\x18\x07 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x08 \x01(\x04\x12+\n\x08grammars\x18\t \x03(\x0b\x32\x19.tartlet.v1.GrammarReport\x12+\n\x08\x61\x64\x61pters\x18\n \x01(\x0b\x32\x19.tartlet.v1.AdapterReport\"\xb9\x01\n\rAdapterReport\x12\x15\n\radapters_json\x18\x01 \x01(\t\x12\x15\n\rretiring_json\x18\x02 \x01(\t\x12\x37\n\x07refused\x18\x03 \x03(\x0b\x32&.tartlet.v1.AdapterReport.RefusedEntry\x1a\x41\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.tartlet.v1.Error:\x02\x38\x01\"A\n\rGrammarReport\x12\x0e\n\x06number\x18\x01 \x01(\r\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.tartlet.v1.Error\"\xf3\x01\n\x0bWorkerHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x11\n\tspec_json\x18\x04 \x01(\t\x12\x14\n\x0c\x66rame_socket\x18\x05 \x01(\x08\x12\x0c\n\x04pool\x18\x06 \x01(\t\x12\x17\n\x0fnewest_protocol\x18\x07 \x01(\r\x12\r\n\x05\x65poch\x18\x08 \x01(\x04\x12&\n\x06resume\x18\t \x01(\x0b\x32\x16.tartlet.v1.Resumption\x12#\n\x04rows\x18\n \x01(\x0b\x32\x15.tartlet.v1.RowLabels\">\n\tRowLabels\x12\x11\n\tforgotten\x18\x01 \x01(\x0c\x12\r\n\x05pages\x18\x02 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x03 \x01(\x0c\"3\n\x10\x42\x61tchResultFrame\x12\x0f\n\x07\x63olumns\x18\x01 \x03(\x0c\x12\x0e\n\x06\x64\x65tail\x18\x02 \x03(\t\"{\n\x0fStepResultFrame\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x07results\x18\x02 \x03(\x0b\x32\x1c.tartlet.v1.BatchResultFrame\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\x04\x12\x10\n\x08\x64\x65vice_s\x18\x04 \x01(\x01\"\x88\x02\n\x0b\x45ngineFrame\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\x12&\n\x05hello\x18\x02 \x01(\x0b\x32\x17.tartlet.v1.EngineHello\x12$\n\x05steps\x18\x03 \x03(\x0b\x32\x15.tartlet.v1.StepFrame\x12\r\n\x05\x64rain\x18\x04 \x01(\x08\x12\x0e\n\x06number\x18\x05 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x06 \x01(\x04\x12*\n\x08grammars\x18\x07 \x03(\x0b\x32\x18.tartlet.v1.GrammarFrame\x12#\n\x04rows\x18\x08 \x01(\x0b\x32\x15.tartlet.v1.RowLabels\x12\x0e\n\x06unload\x18\t \x03(\r\":\n\x0cGrammarFrame\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\x0c\"\xda\x01\n\x0b\x45ngineHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.tartlet.v1.Error\x12,\n\x06\x66rames\x18\x04 \x01(\x0b\x32\x1c.tartlet.v1.FrameSocketOffer\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x0f\n\x07resumed\x18\x06 \x01(\x08\x12\x0f\n\x07\x61pplied\x18\x07 \x01(\x04\x12\x0f\n\x07grace_s\x18\x08 \x01(\x01\x12\x12\n\nkeeps_rows\x18\n \x01(\x08\"+\n\nBatchFrame\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x02 \x03(\x0c\"\xcd\x01\n\tStepFrame\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\'\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x16.tartlet.v1.BatchFrame\x12\x13\n\x0b\x63lear_pages\x18\x03 \x01(\x0c\x12\x14\n\x0c\x63lear_embeds\x18\x04 \x01(\x0c\x12\x13\n\x0b\x63lear_slots\x18\x05 \x01(\x0c\x12\x13\n\x0breset_lanes\x18\x06 \x01(\x0c\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x0e\n\x06tables\x18\x08 \x03(\x0c\x12\r\n\x05swaps\x18\t \x03(\x0c\x32\x87\x01\n\x06\x45ngine\x12?\n\x07\x43onnect\x12\x17.tartlet.v1.WorkerFrame\x1a\x17.tartlet.v1.EngineFrame(\x01\x30\x01\x12<\n\x07PutBlob\x12\x15.tartlet.v1.BlobChunk\x1a\x18.tartlet.v1.PutBlobReply(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tartlet_protos.engine_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_ADAPTERREPORT_REFUSEDENTRY']._loaded_options = None
+  _globals['_ADAPTERREPORT_REFUSEDENTRY']._serialized_options = b'8\001'
   _globals['_PUTBLOBREPLY']._serialized_start=64
   _globals['_PUTBLOBREPLY']._serialized_end=112
   _globals['_WORKERFRAME']._serialized_start=115
-  _globals['_WORKERFRAME']._serialized_end=394
-  _globals['_GRAMMARREPORT']._serialized_start=396
-  _globals['_GRAMMARREPORT']._serialized_end=461
-  _globals['_WORKERHELLO']._serialized_start=464
-  _globals['_WORKERHELLO']._serialized_end=707
-  _globals['_ROWLABELS']._serialized_start=709
-  _globals['_ROWLABELS']._serialized_end=771
-  _globals['_BATCHRESULTFRAME']._serialized_start=773
-  _globals['_BATCHRESULTFRAME']._serialized_end=824
-  _globals['_STEPRESULTFRAME']._serialized_start=826
-  _globals['_STEPRESULTFRAME']._serialized_end=949
-  _globals['_ENGINEFRAME']._serialized_start=952
-  _globals['_ENGINEFRAME']._serialized_end=1200
-  _globals['_GRAMMARFRAME']._serialized_start=1202
-  _globals['_GRAMMARFRAME']._serialized_end=1260
-  _globals['_ENGINEHELLO']._serialized_start=1263
-  _globals['_ENGINEHELLO']._serialized_end=1481
-  _globals['_BATCHFRAME']._serialized_start=1483
-  _globals['_BATCHFRAME']._serialized_end=1526
-  _globals['_STEPFRAME']._serialized_start=1529
-  _globals['_STEPFRAME']._serialized_end=1734
-  _globals['_ENGINE']._serialized_start=1737
-  _globals['_ENGINE']._serialized_end=1872
+  _globals['_WORKERFRAME']._serialized_end=439
+  _globals['_ADAPTERREPORT']._serialized_start=442
+  _globals['_ADAPTERREPORT']._serialized_end=627
+  _globals['_ADAPTERREPORT_REFUSEDENTRY']._serialized_start=562
+  _globals['_ADAPTERREPORT_REFUSEDENTRY']._serialized_end=627
+  _globals['_GRAMMARREPORT']._serialized_start=629
+  _globals['_GRAMMARREPORT']._serialized_end=694
+  _globals['_WORKERHELLO']._serialized_start=697
+  _globals['_WORKERHELLO']._serialized_end=940
+  _globals['_ROWLABELS']._serialized_start=942
+  _globals['_ROWLABELS']._serialized_end=1004
+  _globals['_BATCHRESULTFRAME']._serialized_start=1006
+  _globals['_BATCHRESULTFRAME']._serialized_end=1057
+  _globals['_STEPRESULTFRAME']._serialized_start=1059
+  _globals['_STEPRESULTFRAME']._serialized_end=1182
+  _globals['_ENGINEFRAME']._serialized_start=1185
+  _globals['_ENGINEFRAME']._serialized_end=1449
+  _globals['_GRAMMARFRAME']._serialized_start=1451
+  _globals['_GRAMMARFRAME']._serialized_end=1509
+  _globals['_ENGINEHELLO']._serialized_start=1512
+  _globals['_ENGINEHELLO']._serialized_end=1730
+  _globals['_BATCHFRAME']._serialized_start=1732
+  _globals['_BATCHFRAME']._serialized_end=1775
+  _globals['_STEPFRAME']._serialized_start=1778
+  _globals['_STEPFRAME']._serialized_end=1983
+  _globals['_ENGINE']._serialized_start=1986
+  _globals['_ENGINE']._serialized_end=2121
 # @@protoc_insertion_point(module_scope)

@@ -54,6 +54,7 @@ class WorkerFrame(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
     GRAMMARS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     control_incarnation: _builtins.str
     """the control that this frame answers; another one drops it"""
     state: _builtins.str
@@ -72,6 +73,10 @@ class WorkerFrame(_message.Message):
     def broken(self) -> _common_pb2.Error: ...
     @_builtins.property
     def grammars(self) -> _containers.RepeatedCompositeFieldContainer[Global___GrammarReport]: ...
+    @_builtins.property
+    def adapters(self) -> Global___AdapterReport:
+        """of an engine whose adapters come and go"""
+
     def __init__(
         self,
         *,
@@ -84,14 +89,68 @@ class WorkerFrame(_message.Message):
         number: _builtins.int = ...,
         applied: _builtins.int = ...,
         grammars: _abc.Iterable[Global___GrammarReport] | None = ...,
+        adapters: Global___AdapterReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "hello", b"hello"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "broken", b"broken", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "broken", b"broken", "control_incarnation", b"control_incarnation", "drain_grace_s", b"drain_grace_s", "grammars", b"grammars", "hello", b"hello", "number", b"number", "results", b"results", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "applied", b"applied", "broken", b"broken", "control_incarnation", b"control_incarnation", "drain_grace_s", b"drain_grace_s", "grammars", b"grammars", "hello", b"hello", "number", b"number", "results", b"results", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerFrame: _TypeAlias = WorkerFrame  # noqa: Y015
+
+@_typing.final
+class AdapterReport(_message.Message):
+    """The adapters that an engine has now, and those that it can't have."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RefusedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _common_pb2.Error: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _common_pb2.Error | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ADAPTERS_JSON_FIELD_NUMBER: _builtins.int
+    RETIRING_JSON_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    adapters_json: _builtins.str
+    """list of AdapterSpec: those that it offers"""
+    retiring_json: _builtins.str
+    """and those that it has until control says EngineFrame.unload"""
+    @_builtins.property
+    def refused(self) -> _containers.MessageMap[_builtins.str, _common_pb2.Error]:
+        """by name"""
+
+    def __init__(
+        self,
+        *,
+        adapters_json: _builtins.str = ...,
+        retiring_json: _builtins.str = ...,
+        refused: _abc.Mapping[_builtins.str, _common_pb2.Error] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters_json", b"adapters_json", "refused", b"refused", "retiring_json", b"retiring_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterReport: _TypeAlias = AdapterReport  # noqa: Y015
 
 @_typing.final
 class GrammarReport(_message.Message):
@@ -277,6 +336,7 @@ class EngineFrame(_message.Message):
     APPLIED_FIELD_NUMBER: _builtins.int
     GRAMMARS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    UNLOAD_FIELD_NUMBER: _builtins.int
     worker_incarnation: _builtins.str
     drain: _builtins.bool
     number: _builtins.int
@@ -291,6 +351,10 @@ class EngineFrame(_message.Message):
     def rows(self) -> Global___RowLabels:
         """before the steps that change a page, and behind those that have filled it"""
 
+    @_builtins.property
+    def unload(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """numbers of retiring adapters that no step of a later frame names"""
+
     def __init__(
         self,
         *,
@@ -302,10 +366,11 @@ class EngineFrame(_message.Message):
         applied: _builtins.int = ...,
         grammars: _abc.Iterable[Global___GrammarFrame] | None = ...,
         rows: Global___RowLabels | None = ...,
+        unload: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "drain", b"drain", "grammars", b"grammars", "hello", b"hello", "number", b"number", "rows", b"rows", "steps", b"steps", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "drain", b"drain", "grammars", b"grammars", "hello", b"hello", "number", b"number", "rows", b"rows", "steps", b"steps", "unload", b"unload", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -232,7 +232,8 @@ class Host:
         self._begin(sorted(self.core.models, key=lambda m: m.index))
         for state, fake in before:
             fake.reset([*rows[state.id]])
-            joined = self.core.on_engine(state.id, state.incarnation, fake.spec, protocol=state.protocol)
+            spec = replace(fake.spec, adapters=state.spec.adapters, retiring=state.spec.retiring)
+            joined = self.core.on_engine(state.id, state.incarnation, spec, protocol=state.protocol)
             joined.bring_rows(rows[state.id])
             self.known[joined] = dict(rows[state.id])
             self.engines.append((joined, fake))

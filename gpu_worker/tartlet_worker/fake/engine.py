@@ -21,6 +21,7 @@ from tartlet_common.engine.step import Batch, BatchResult, Step, StepResult
 from tartlet_common.errors.registry import OutOfDeviceMemory
 from tartlet_worker.engine import Following, ignore_computing, nothing_follows
 from tartlet_worker.fake import model
+from tartlet_worker.fake.adapters import FakeAdapters, adapter_named
 from tartlet_worker.fake.handlers import HANDLERS, Answers
 from tartlet_worker.fake.state import SLOT_BYTES, FakeOptions, FakeState
 from tartlet_worker.grammar import optional
@@ -43,7 +44,7 @@ class FakeEngine:
 
     def __init__(self, options: FakeOptions, sleep: Callable[[float], None] = time.sleep) -> None:
         self._options, self._sleep = options, sleep
-        self._spec = with_adapters(_spec(options), _adapters(options.adapters))
+        self._spec = with_adapters(_spec(options), _adapters(options.adapters), live=options.live_adapters)
         asked, memory = options.num_pages * options.page_size * SLOT_BYTES, psutil.virtual_memory()
         try:
             if asked > memory.total:
@@ -53,7 +54,8 @@ class FakeEngine:
             raise OutOfDeviceMemory(device="cpu", asked_bytes=asked, free_bytes=memory.available) from e
         grammar = optional.load(model.tokenizer_json(), model.VOCAB_SIZE, self._spec.stop_tokens)
         self._grammars: Grammars | None = None
-        self.state.adapters = {adapter.number for adapter in self._spec.adapters}
+        self.state.adapters = {adapter.number: adapter for adapter in self._spec.adapters}
+        self._adapters = FakeAdapters(self.state) if options.live_adapters else None
         if grammar is not None:
             self._grammars, self.state.matchers = grammar
             self._spec = replace(self._spec, traits=(*self._spec.traits, optional.TRAIT))
@@ -62,6 +64,11 @@ class FakeEngine:
     def spec(self) -> EngineSpec:
         """Facts for Hello."""
         return self._spec
+
+    @property
+    def adapters(self) -> FakeAdapters | None:
+        """See `Engine.adapters`."""
+        return self._adapters
 
     @property
     def grammars(self) -> Grammars | None:
@@ -133,4 +140,4 @@ def _spec(o: FakeOptions) -> EngineSpec:
 
 
 def _adapters(names: Iterable[str]) -> list[AdapterSpec]:
-    return [AdapterSpec(n, hashlib.sha256(f"fake adapter {n}".encode()).hexdigest(), 1) for n in sorted(names)]
+    return [adapter_named(name) for name in sorted(names)]

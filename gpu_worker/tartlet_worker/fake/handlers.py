@@ -182,7 +182,8 @@ def _unseen(state: FakeState, x: Forward, b: int, columns: npt.NDArray[np.int64]
 
 def _forward_fault(state: FakeState, n: int, pages: int, n_out: int, offset: int, adapter: int) -> TartletError | None:
     if adapter and adapter not in state.adapters:
-        return UnknownAdapter(model=state.options.model, adapter=adapter, available=list(state.options.adapters))
+        available = [known.name for known in state.adapters.values()]
+        return UnknownAdapter(model=state.options.model, adapter=adapter, available=available)
     if n == 0 or n_out > n:
         return InvalidArgument(argument="oemb", detail=f"{n_out} outputs of {n} input embeds")
     if pages and offset + n > pages * state.options.page_size:

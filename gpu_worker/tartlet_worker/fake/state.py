@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tartlet_common.engine import defaults
+from tartlet_common.engine.spec import AdapterSpec
 from tartlet_common.engine.step import Step
 from tartlet_worker.history import Histories
 from tartlet_worker.page_tables import PageTables
@@ -40,6 +41,7 @@ class FakeOptions:
     logprobs_limit: int = defaults.LOGPROBS_LIMIT
     seed: int = 0  # another seed is another model
     adapters: tuple[str, ...] = ()  # names; under each, tokens are other than without
+    live_adapters: bool = False  # adapters come and go
     host_pages: int = 0  # of host memory, for the pages of suspended programs
     step_s: float = 0.0  # time added to every step
     token_s: float = 0.0  # and to every token that goes through the layers
@@ -53,7 +55,7 @@ class FakeState:
     def __init__(self, options: FakeOptions) -> None:
         self.options = options
         self.matchers: Matchers | None = None
-        self.adapters: set[int] = set()  # numbers
+        self.adapters: dict[int, AdapterSpec] = {}  # by number
         pages = (options.num_pages, options.page_size)
         self.kv = np.zeros(pages, np.uint64)  # [P, page] what each slot adds to a query's sum
         self.pos = np.zeros(pages, np.int32)  # [P, page]

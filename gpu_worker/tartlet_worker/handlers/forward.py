@@ -150,10 +150,10 @@ def _check_shapes(statuses: BatchStatuses, batch: Forward, pools: Pools) -> None
 
 def _check_adapters(statuses: BatchStatuses, batch: Forward, on: Resources) -> None:
     """Fail commands under an adapter that the engine doesn't have."""
-    known = np.array([0, *(adapter.number for adapter in on.spec.adapters)], np.uint32)
+    known = np.array([0, *on.adapters], np.uint32)
 
     def error(b: int) -> TartletError:
-        available = [adapter.name for adapter in on.spec.adapters]
+        available = [adapter.name for adapter in on.adapters.values()]
         return UnknownAdapter(model=on.spec.model, adapter=int(batch.adapter[b]), available=available)
 
     statuses.fail(~np.isin(batch.adapter, known), error)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tartlet_common.engine.spec import EngineSpec
+from tartlet_common.engine.spec import AdapterSpec, EngineSpec
 from tartlet_common.engine.step import BatchResult, Kind
 from tartlet_worker.models.base import Decoder
 from tartlet_worker.pools import Pools
@@ -22,6 +22,7 @@ class Resources:
     decoder: Decoder
     sampler: Sampler
     poisoned: set[int]  # lanes whose commands are refused
+    adapters: Mapping[int, AdapterSpec]  # those that the engine has now, by number
 
 
 Handler = Callable[[Any, Resources], tuple[BatchResult, int]]

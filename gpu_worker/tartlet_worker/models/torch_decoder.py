@@ -54,22 +54,29 @@ class TorchDecoder(Decoder):
         device: str,
         batch_invariant: bool,
         kv_store: KvStore | None = None,
-        adapters: Sequence[Adapter] = (),
+        adapters: Sequence[Adapter] | None = None,
     ) -> None:
+        """Load the weights; `adapters`: those that it begins with, None if it is never to have any.
+
+        The other arguments are as in `EngineOptions`.
+        """
         self.config = config
         self.attend_by(attention, kv_store)
         self.embedding = reader.get(EMBEDDING).to(device)  # [vocab, dim]
         self._embed_scale = torch.tensor(config.dim**0.5, dtype=self.embedding.dtype).item()  # Gemma's, rounded
         self._invariant, self._device = batch_invariant, device
-        self._adapters: Adapters | None = None
-        if adapters:
-            dtype = self.embedding.dtype
-            self._adapters = Adapters(adapters, dtype=dtype, device=device, batch_invariant=batch_invariant)
+        self.adapters: Adapters | None = None
+        """What its layers have of LoRA adapters; None: they can't have any."""
+        if adapters is not None:
+            self.adapters = Adapters(dtype=self.embedding.dtype, device=device, batch_invariant=batch_invariant)
         self.passes = 0  # through the layers so far
         self.computing: Callable[[], None] = ignore_computing
         """Called when the long part of a pass begins: on a CPU at its start, elsewhere once it is queued."""
         self._norm = shifted_rms_norm if config.gemma else rms_norm
         self._layers = [self._load_layer(reader, i) for i in range(config.layers)]
+        if self.adapters is not None:
+            for adapter in adapters or ():
+                self.adapters.add(adapter.spec.number, self.adapters.read(adapter))
         self._final_norm = reader.get(FINAL_NORM).to(device)
         head = self.embedding if config.tied else reader.get(LM_HEAD).to(device)
         self._head = make_linear(head, None, batch_invariant=batch_invariant)
@@ -84,7 +91,7 @@ class TorchDecoder(Decoder):
     @property
     def capturable(self) -> bool:
         """Whether a CUDA graph can hold a pass: what is launched doesn't depend on values."""
-        return self._adapters is None and not any(isinstance(layer.ffn, Experts) for layer in self._layers)
+        return self.adapters is None and not any(isinstance(layer.ffn, Experts) for layer in self._layers)
 
     def _load_layer(self, reader: WeightReader, i: int) -> DecoderLayer:
         p = f"model.layers.{i}."
@@ -94,10 +101,10 @@ class TorchDecoder(Decoder):
             biased = reader.has(f"{p}{names[0]}.bias")
             bias = reader.cat(*(f"{p}{name}.bias" for name in names)).to(self._device) if biased else None
             made = make_linear(weight, bias, batch_invariant=self._invariant)
-            if self._adapters is None:
+            if self.adapters is None:
                 return made
             modules = [f"{p}{name}" for name in names]
-            return self._adapters.wrap(made, modules, [reader.rows(f"{module}.weight") for module in modules])
+            return self.adapters.wrap(made, modules, [reader.rows(f"{module}.weight") for module in modules])
 
         def stacked(parts: list[tuple[str, ...]]) -> Tensor:
             out: Tensor | None = None
@@ -109,7 +116,7 @@ class TorchDecoder(Decoder):
             assert out is not None
             return out
 
-        grouped = self._adapters is None and not self._invariant and groups(self._device, self.embedding.dtype)
+        grouped = self.adapters is None and not self._invariant and groups(self._device, self.embedding.dtype)
 
         def norm(name: str) -> Tensor:
             return reader.get(f"{p}{name}.weight").to(self._device)
@@ -135,8 +142,8 @@ class TorchDecoder(Decoder):
             # Attention reads the unused rest of a scratch page under a mask, so no old values may remain there.
             first = pools.scratch_page
             pools.kv[:, :, first : first + plan.scratch_pages] = 0
-        if self._adapters is not None:
-            self._adapters.select(plan.adapter)
+        if self.adapters is not None:
+            self.adapters.select(plan.adapter)
         self.rope.reserve(int(plan.position.max()) + 1)
         embed, position, page, slot, out_token, out_embed = pools.indices(
             plan.embed, plan.position, plan.page, plan.slot, plan.out_token, plan.out_embed

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import random
 import uuid
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -36,6 +35,7 @@ from tartlet_common.rpc.pairing import Dialling
 from tartlet_common.rpc.resume import ResumableLink
 from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
 from tartlet_worker.engine import Engine
+from tartlet_worker.serving.adapter_desk import AdapterDesk
 from tartlet_worker.serving.engine_thread import EngineThread, Finished
 from tartlet_worker.serving.grammar_desk import GrammarDesk
 from tartlet_worker.serving.kept_rows import KeptRows
@@ -64,6 +64,7 @@ class Link:
         ready: called once, when control accepts the first Hello.
         engine_id: the engine's name in control; empty for a random name.
         pool: the engine's pool, `TENANT/POOL`; empty for none.
+        adapters_file: lists the engine's adapters, if these come and go.
     """
 
     def __init__(
@@ -74,6 +75,8 @@ class Link:
         ready: Callable[[], None],
         engine_id: str = "",
         pool: str = "",
+        *,
+        adapters_file: Path | None = None,
     ) -> None:
         self._engine = engine
         self._address = address
@@ -101,16 +104,18 @@ class Link:
         self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_finished)
         self._rows = KeptRows(engine.spec.num_pages, self._thread.afterwards)
         self._grammars = GrammarDesk(engine, self._thread.afterwards, self._wake.set)
+        self._adapters = AdapterDesk(engine, adapters_file, self._thread.afterwards, self._wake.set)
 
     async def run(self) -> None:
         """Serve until drained.
 
         Raises:
-            TartletError: control refused the engine, or the engine is broken.
+            TartletError: control refused the engine, the engine is broken, or its list of adapters can't be read.
         """
         self._thread.start()
         attempt = 0
         try:
+            await self._adapters.begin()
             while True:
                 before = self._connections
                 try:
@@ -135,6 +140,7 @@ class Link:
                 if await self._pause(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]):
                     return
         finally:
+            await self._adapters.end()
             await self._thread.stop()
 
     def drain(self) -> None:
@@ -203,7 +209,7 @@ class Link:
         hello = engine_pb2.WorkerHello(
             engine_id=self._engine_id,
             incarnation=self._incarnation,
-            spec_json=json.dumps(asdict(self._engine.spec)),
+            spec_json=self._adapters.spec_json(),
             frame_socket=self._joiner.wanted,
             pool=self._pool,
             rows=rows,
@@ -228,6 +234,7 @@ class Link:
             self._said.clear()
             self._thread.reset(self._rows.begin_link(keep=hello.keeps_rows))
             self._grammars.begin_link(self._links)
+            self._adapters.begin_link()
             log.info("control %s accepted %s", self._peer.incarnation[:8], self._engine_id)
         self._connections += 1
         self._away_since = None
@@ -269,6 +276,7 @@ class Link:
                 for step in frame.steps:
                     self._thread.submit(link, step)
                 self._grammars.take(frame.grammars)
+                self._adapters.unload(frame.unload)
                 # control holds nothing of this engine any more: we asked for that, or an operator did
                 self._let_go |= frame.drain
             frames.applied()
@@ -303,6 +311,8 @@ class Link:
                 link.send(engine_pb2.WorkerFrame(control_incarnation=self._peer.incarnation, results=results))
             if reports := self._grammars.reports():
                 link.send(engine_pb2.WorkerFrame(control_incarnation=self._peer.incarnation, grammars=reports))
+            if report := self._adapters.report():
+                link.send(engine_pb2.WorkerFrame(control_incarnation=self._peer.incarnation, adapters=report))
         if self._broken is not None:
             self._say_once(link, "broken", broken=error_proto.error_to_proto(self._broken))
         elif self._overdue_s is not None:

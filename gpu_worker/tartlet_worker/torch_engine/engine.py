@@ -32,6 +32,7 @@ from tartlet_worker.host_pages import HostPages
 from tartlet_worker.models.base import Decoder
 from tartlet_worker.pools import Pools
 from tartlet_worker.sampling.base import Sampler
+from tartlet_worker.torch_engine.lora_loader import LoraLoader
 from tartlet_worker.torch_engine.memory import use_device
 from tartlet_worker.torch_engine.next_step import NextStep
 
@@ -51,19 +52,27 @@ class TorchEngine:
         tokenizer: bytes,
         grammar: GrammarSupport | None = None,
         host: HostPages | None = None,
+        adapters: LoraLoader | None = None,
     ) -> None:
         self._spec, self._decoder, self._pools, self._tokenizer = spec, decoder, pools, tokenizer
         self._grammars = None if grammar is None else grammar.grammars
         pools.matchers = None if grammar is None else grammar.matchers
         self._host = host
         self._poisoned: set[int] = set()
-        self._resources = Resources(spec, pools, decoder, sampler, self._poisoned)
+        self._adapters = adapters
+        has = {adapter.number: adapter for adapter in spec.adapters} if adapters is None else adapters.loaded
+        self._resources = Resources(spec, pools, decoder, sampler, self._poisoned, has)
         self._next = NextStep(decoder, self._resources, self._begin) if isinstance(decoder, GraphDecoder) else None
 
     @property
     def spec(self) -> EngineSpec:
         """See `Engine.spec`."""
         return self._spec
+
+    @property
+    def adapters(self) -> LoraLoader | None:
+        """See `Engine.adapters`."""
+        return self._adapters
 
     @property
     def grammars(self) -> Grammars | None:

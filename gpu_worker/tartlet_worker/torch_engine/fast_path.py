@@ -105,7 +105,7 @@ def main(argv: list[str]) -> int:
         settings.threads,
         config.group,
         Machine.this(),
-        other=unserved(config, adapters=bool(settings.adapters.strip())),
+        other=unserved(config, adapters=bool(settings.adapters.strip()) or settings.adapters_file is not None),
     ):
         print(reason)  # noqa: T201 - a command's output
     return 0

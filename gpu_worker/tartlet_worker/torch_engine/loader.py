@@ -41,7 +41,8 @@ from tartlet_worker.torch_engine import attention_choice, graph_choice
 from tartlet_worker.torch_engine.engine import TorchEngine
 from tartlet_worker.torch_engine.fast_path import Machine, resolve_dtype, slow_path_reasons, unserved
 from tartlet_worker.torch_engine.kv_budget import batch_bytes, graph_bytes, kv_bytes
-from tartlet_worker.torch_engine.memory import check_device, free_bytes, use_device
+from tartlet_worker.torch_engine.lora_loader import LoraLoader
+from tartlet_worker.torch_engine.memory import check_device, checked_room, free_bytes, use_device
 
 log = logging.getLogger("tartlet.worker")
 
@@ -73,6 +74,7 @@ class EngineOptions:
     graphs: str = "auto"  # "on", "off", or "auto": on CUDA devices, where attention can be captured
     graph_buckets: str = ""  # rows of the graphs, separated by commas; "": the usual ones
     adapters: Mapping[str, Path] = field(default_factory=dict)  # directories of LoRA adapters, by name
+    live_adapters: bool = False  # adapters come and go instead
 
 
 def load_engine(
@@ -109,7 +111,7 @@ def load_engine(
     path = Path(path)
     config = read_config(path)
     texts = read_texts(path, config)
-    adapters = read_adapters(options.adapters, config)
+    adapters = read_adapters(options.adapters, config) if options.adapters or options.live_adapters else None
     options = replace(options, dtype=resolve_dtype(options.dtype, config))
     dtype = DTYPES[options.dtype]
     progress(f"loading model {path.name}")
@@ -118,18 +120,17 @@ def load_engine(
     if options.kv_memory_bytes == "auto" and options.num_pages is None:
         weights = sum(file.stat().st_size for file in weight_files(path))
         with _out_of_memory(options.device, weights, free_bytes(options.device)):
-            decoder = make_decoder(
-                config, options, reader, dtype, adapters
-            )  # first: what the weights leave is measured
+            # first: what the weights leave is measured
+            decoder = make_decoder(config, options, reader, dtype, adapters)
         options = replace(options, kv_memory_bytes=_measured(config, options, rows, decoder))
     sizes = pool_sizes(config, options)
     held = pool_bytes(sizes, config, dtype.itemsize) + _held_by_graphs(config, options, rows)
-    free = _checked_room(options.device, held)  # before the weights are loaded, which takes long
+    free = checked_room(options.device, held)  # before the weights are loaded, which takes long
     with _out_of_memory(options.device, held, free):
         decoder = decoder or make_decoder(config, options, reader, dtype, adapters)
         later = _held_by_attention(config, options, rows, decoder)
         if later:
-            _checked_room(options.device, held + later)  # beside the weights and attention's workspace
+            checked_room(options.device, held + later)  # beside the weights and attention's workspace
         pools = Pools(sizes, config, dtype, options.device)
         decoder = graph_choice.with_graphs(decoder, pools, rows, must=options.graphs == "on", progress=progress)
     said, known = texts.stop_tokens, tuple(t for t in texts.stop_tokens if 0 <= t < config.vocab)
@@ -137,7 +138,7 @@ def load_engine(
         log.warning("%s: some of the end tokens %s are not in its vocabulary of %d", path, said, config.vocab)
     texts = replace(texts, stop_tokens=known)
     spec = engine_spec(path, config, options, sizes, texts)
-    spec = with_adapters(spec, [adapter.spec for adapter in adapters])
+    spec = with_adapters(spec, [adapter.spec for adapter in adapters or ()], live=options.live_adapters)
     if not texts.tokenizer_json:
         file = path / TOKENIZER
         log.warning("%s: no such file: programs can use tokens only, no text and no chat template", file)
@@ -147,7 +148,9 @@ def load_engine(
     host = _host_pages(pools, options.host_kv_bytes // page_bytes(config, sizes.page_size, dtype.itemsize))
     if host is not None:
         spec = replace(spec, host_pages=host.count, host_page_ns=host.measure())
-    return TorchEngine(spec, decoder, pools, make_sampler(options), texts.tokenizer_json, grammar, host)
+    takes = decoder.adapters if options.live_adapters and isinstance(decoder, TorchDecoder) else None
+    loader = None if takes is None else LoraLoader(config, takes)
+    return TorchEngine(spec, decoder, pools, make_sampler(options), texts.tokenizer_json, grammar, host, loader)
 
 
 def _host_pages(pools: Pools, count: int) -> HostPages | None:
@@ -174,18 +177,6 @@ def _out_of_memory(device: str, asked: int, free: int) -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
             raise
         raise OutOfDeviceMemory(device=device, asked_bytes=asked, free_bytes=free) from error
-
-
-def _checked_room(device: str, asked: int) -> int:
-    """Return how many bytes are free on the device.
-
-    Raises:
-        OutOfDeviceMemory: fewer than `asked`.
-    """
-    free = free_bytes(device)
-    if asked > free:
-        raise OutOfDeviceMemory(device=device, asked_bytes=asked, free_bytes=free)
-    return free
 
 
 def _measured(config: ModelConfig, options: EngineOptions, rows: tuple[int, ...], decoder: Decoder) -> int:
@@ -243,6 +234,7 @@ def engine_from_settings(settings: WorkerSettings, progress: Callable[[str], Non
             graphs=settings.graphs,
             graph_buckets=settings.graph_buckets,
             adapters=named_directories(settings.adapters),
+            live_adapters=settings.adapters_file is not None,
         ),
         progress=progress,
     )
@@ -279,7 +271,7 @@ def make_decoder(
     options: EngineOptions,
     reader: WeightReader,
     dtype: torch.dtype,
-    adapters: Sequence[Adapter] = (),
+    adapters: Sequence[Adapter] | None = None,
 ) -> Decoder:
     """Make the C decoder where it can run and wins (one thread, bf16), else the one in torch; log why it can't."""
     if options.kernels not in {"auto", "c", "torch"}:
@@ -292,7 +284,7 @@ def make_decoder(
         threads,
         config.group,
         Machine.this(),
-        other=unserved(config, adapters=bool(adapters)),
+        other=unserved(config, adapters=adapters is not None),
     )
     if not chosen_by_hand:
         if supports(config, options.device, dtype) and not reasons:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from tartlet_common.errors.registry import InvalidConfig
+from tartlet_common.errors.registry import InvalidConfig, OutOfDeviceMemory
 
 _CGROUPS = (  # limit and use of the memory of this process's container, by version of cgroups
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
@@ -47,6 +47,18 @@ def free_bytes(device: str) -> int:
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     return min(psutil.virtual_memory().available, *(_left(limit, used) for limit, used in _CGROUPS))
+
+
+def checked_room(device: str, asked: int) -> int:
+    """Return how many bytes are free on the device.
+
+    Raises:
+        OutOfDeviceMemory: fewer than `asked`.
+    """
+    free = free_bytes(device)
+    if asked > free:
+        raise OutOfDeviceMemory(device=device, asked_bytes=asked, free_bytes=free)
+    return free
 
 
 def _left(limit: Path, used: Path) -> int:

@@ -274,6 +274,11 @@ async def serving(server: str | None) -> list[Check]:
         return [*checks, Check("control", "fail", "the runtime is not connected to control", remedy)]
     checks.append(Check("control", "ok", "connected"))
     engines = state.control.get("engines", [])
+    checks += [
+        Check(f"adapter {name}", "warn", f"engine {engine['id']}: {why}", "Correct the list, or the directory.")
+        for engine in engines
+        for name, why in engine.get("refused", {}).items()
+    ]
     ready = [engine for engine in engines if engine.get("state") == "ready"]
     if ready:
         return [*checks, Check("engines", "ok", f"{len(ready)} of {len(engines)} ready")]

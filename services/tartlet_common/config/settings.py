@@ -274,6 +274,7 @@ class WorkerSettings(_Settings):
         json_schema_extra={"means": "NAME=DIRECTORY, separated by commas"},
         description="LoRA adapters of the model: NAME=DIRECTORY as PEFT saves it, separated by commas; empty: none",
     )
+    adapters_file: Path | None = Field(None, description="file of lines NAME=DIRECTORY, followed while the engine runs")
     pool: str = Field(
         "",
         max_length=128,

@@ -30,7 +30,8 @@ class AdapterSpec:
 class EngineSpec:
     """Facts of one engine that control, runtimes and programs rely on.
 
-    Engines of one form of a model agree in `model_digest`, `page_size`, `dtype`, `traits`, `adapters` and a few others.
+    Engines of one form of a model agree in `model_digest`, `page_size`, `dtype`, `traits` and a few others; in
+    `adapters` too, unless these come and go.
     """
 
     model: str
@@ -65,15 +66,19 @@ class EngineSpec:
         default=("core", "Allocate", "Forward", "InputText", "Tokenize", "OutputText", "Sample")
     )
     adapters: tuple[AdapterSpec, ...] = ()  # by name; an engine that has any has the trait "Adapter" too
+    live_adapters: bool = False  # adapters come and go while the engine runs; it has the trait even without any
+    retiring: tuple[AdapterSpec, ...] = ()  # adapters that it still has and offers no more
 
     def adapter(self, number: int) -> AdapterSpec | None:
-        """Return the adapter of a number; None if the engine has none of it."""
-        return next((adapter for adapter in self.adapters if adapter.number == number), None)
+        """Return the adapter of a number, offered or retiring; None if the engine has none of it."""
+        return next((adapter for adapter in (*self.adapters, *self.retiring) if adapter.number == number), None)
 
 
-def with_adapters(spec: EngineSpec, adapters: Sequence[AdapterSpec]) -> EngineSpec:
-    """Return the spec of an engine that has these adapters besides."""
-    return replace(spec, adapters=tuple(adapters), traits=(*spec.traits, ADAPTER_TRAIT)) if adapters else spec
+def with_adapters(spec: EngineSpec, adapters: Sequence[AdapterSpec], *, live: bool = False) -> EngineSpec:
+    """Return the spec of an engine that has these adapters besides; `live`: they come and go."""
+    if not adapters and not live:
+        return spec
+    return replace(spec, adapters=tuple(adapters), traits=(*spec.traits, ADAPTER_TRAIT), live_adapters=live)
 
 
 def adapters_of(objects: Iterable[dict[str, Any]]) -> tuple[AdapterSpec, ...]:

@@ -11,7 +11,7 @@ __all__ = ["AdapterRefused", "UnknownAdapter"]
 @_register(126)
 class UnknownAdapter(TartletError):
     message = "the model {model!r} has no adapter {adapter}; it has {available}"
-    remedy = "Take one of get_all_adapters(model), or start its workers with the setting `adapters`."
+    remedy = "Take one of get_all_adapters(model), or add the adapter to its engines' list (docs/adapters.md)."
 
 
 @_register(508)

@@ -68,19 +68,20 @@ def parse_forward(queue: CommandQueue, record: Record, payload: memoryview, arri
     if record.c:
         mask = trimmed(n_iemb, n_ikv * queue.spec.page_size + n_iemb, mask)
     command = Forward(queue, record, arrived, lists, mask)
-    command.adapter = checked_adapter(queue.spec, record.b)
+    command.adapter = checked_adapter(queue, record.b)
     return command
 
 
-def checked_adapter(spec: EngineSpec, number: int) -> int:
-    """Return the number of an adapter, which the model has; 0 for none.
+def checked_adapter(queue: CommandQueue, number: int) -> int:
+    """Return the number of an adapter, which the model offers or the program goes on to use; 0 for none.
 
     Raises:
         UnsupportedTrait: the model has no adapters.
         UnknownAdapter: it has others.
     """
-    if number and spec.adapter(number) is None:
-        if not spec.adapters:
+    spec = queue.place.model.spec
+    if number and spec.adapter(number) is None and number not in queue.place.keeps:
+        if ADAPTER_TRAIT not in spec.traits:
             raise UnsupportedTrait(model=spec.model, trait=ADAPTER_TRAIT)
         raise UnknownAdapter(model=spec.model, adapter=number, available=[adapter.name for adapter in spec.adapters])
     return number

@@ -146,7 +146,7 @@ def parse_forward_table(queue: CommandQueue, record: Record, payload: memoryview
     command = ForwardTable(queue, record, arrived, ([], iemb, [], oemb), mask)
     command.okv_offset = start
     command.table = record.a
-    command.adapter = checked_adapter(queue.spec, adapter)
+    command.adapter = checked_adapter(queue, adapter)
     engine = queue.place.engine
     if engine is None or not engine.tables.kept:  # the step may have page lists instead
         size = queue.spec.page_size

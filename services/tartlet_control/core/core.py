@@ -34,8 +34,9 @@ from tartlet_control.core.dispatcher import Dispatcher
 from tartlet_control.core.intake import CommandIntake
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.moves import Moves
+from tartlet_control.core.places.adapters import Adapters
 from tartlet_control.core.places.audit import audit
-from tartlet_control.core.places.awaiting import wait_for_engine
+from tartlet_control.core.places.awaiting import refresh_unplaced, wait_for_engine
 from tartlet_control.core.places.memory import RETRY_S, Memory
 from tartlet_control.core.places.placing import Placing
 from tartlet_control.core.pool_orders import PoolOrders
@@ -93,6 +94,7 @@ class Core:
         self.orders = PoolOrders(settings, self.lifecycle.history)
         self._weights = weights_of(settings.tenant_shares)
         self.placing = Placing(self.lifecycle, self.orders)
+        self.adapters = Adapters(self.lifecycle, self._models_changed)
         self.placing.held = lambda beginning: held_tokens(self.engines.values(), beginning)
         self.memory = Memory(self.lifecycle, clock, self._weights)
         self.runner = QueueRunner(self.lifecycle, self.placing, self.memory)
@@ -205,27 +207,24 @@ class Core:
         engine.window_s = engine.joined_s = self.clock.now()
         model.engines.append(engine)
         self.engines[engine_id] = engine
-        self._refresh_unplaced()
+        self.adapters.settle(model)
+        model = self.models.at(engine.model_index)
+        refresh_unplaced(self.lifecycle.programs.values())
         self._models_changed()
         beside = ", and stands by: others serve it in another form" if self.models.stands_by(model) else ""
         pool = f" of pool {home.path}" if home.pool else ""
         log.info("engine %s%s joined with model %s%s", engine_id, pool, spec.model, beside)
         return engine
 
-    def _refresh_unplaced(self) -> None:
-        """Give queues without an engine their model's spec, which its new first engine may have changed."""
-        for program in self.lifecycle.programs.values():
-            for queue in program.queues.values():
-                if queue.place.engine is None:
-                    queue.spec = queue.place.model.spec
-
     def on_engine_gone(self, engine: EngineState, error: TartletError | None = None) -> None:
         """Give an engine up, because its stream has ended or it is broken: end its programs, forget its pages."""
         if self.engines.get(engine.id) is not engine:
             return
         del self.engines[engine.id]
-        self.models.at(engine.model_index).engines.remove(engine)
+        model = self.models.at(engine.model_index)
+        model.engines.remove(engine)
         self.rebuilder.lose(engine, error or WorkerLost(engine=engine.id), self.clock.now())
+        self.adapters.settle(model)
         self._models_changed()
         if engine.link is not None:
             engine.link.give_up()
@@ -366,6 +365,7 @@ class Core:
             if engine.gone_since is not None and now - engine.gone_since >= self.settings.engine_grace_s:
                 log.warning("engine %s did not come back", engine.id)
                 self.on_engine_gone(engine)
+        self.adapters.tick()
         self.rebuilder.expire(now)
         self.lifecycle.accounts.expire(now)
         self.names.expire(self.runner.names.now_s)

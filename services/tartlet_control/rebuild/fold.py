@@ -32,6 +32,7 @@ from tartlet_control.rebuild.finding import reads_ended, refusal
 from tartlet_control.rebuild.grammars import note_grammar
 from tartlet_control.rebuild.histories import Answers, Item, Sent, answers_of, source_of
 from tartlet_control.rebuild.logs import DONE
+from tartlet_control.rebuild.used_adapters import ANY
 from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.outbox import CANCELLED, FAILURE, RESULT, SKIPPED
 from tartlet_control.tables.programs import Command, CommandQueue, Place, Poison, ProgramState
@@ -146,6 +147,7 @@ class _Folding:
         place = program.places.get(model.index)
         if place is None:
             place = program.places[model.index] = Place(program, model)
+            place.keeps = ANY  # an adapter may have been retired since
         queue = program.queues[queue_id] = CommandQueue(program, queue_id, place)
         queue.caches = program.caches
         return queue

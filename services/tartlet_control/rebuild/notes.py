@@ -92,7 +92,7 @@ def _forward_table(book: Book, c: ForwardTable, outcome: Any) -> None:
     contents = [embeds[embed] for embed in c.iemb]
     why = _why_not_plain(c, line, contents)
     if why:
-        line.spoil(start, c.tokens, why)
+        line.spoil(start, c.tokens, why, c.adapter)
         for embed in c.oemb:
             embeds[embed] = (why,)
         return
@@ -123,6 +123,8 @@ def _forward(book: Book, c: Forward, outcome: Any) -> None:
         return
     for page in c.okv:
         book.pages[page] = "forward"
+        if c.adapter:
+            book.adapters[page] = c.adapter
     for embed in c.oemb:
         book.embeds[embed] = ("forward",)
 
@@ -219,6 +221,8 @@ def _dealloc(book: Book, c: Dealloc, _: Any) -> None:
     held: dict[int, Any] = book.pages if c.pool == PAGES else book.embeds if c.pool == EMBEDS else book.slots
     for i in c.ids:
         held.pop(i, None)
+    if c.pool == PAGES and book.adapters:
+        book.adapters = {page: number for page, number in book.adapters.items() if page in book.pages}
     if c.pool == SLOTS:
         for slot in c.ids:
             book.matchers.pop(slot, None)

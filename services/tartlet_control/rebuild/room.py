@@ -7,6 +7,7 @@ from typing import Final
 
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.engine.step import TABLES_SINCE
+from tartlet_control.rebuild.used_adapters import adapters_of_contexts
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import EMBEDS, PAGES, SLOTS
 from tartlet_control.tables.programs import Place
@@ -23,7 +24,8 @@ def takers(place: Place, before: EngineSpec) -> list[EngineState]:
     if place.model.differs(before):
         return []
     usable = place.model.usable(place.program.reach)
-    return [e for e in usable if e.protocol >= TABLES_SINCE and _fits(e.spec, before)]
+    used = adapters_of_contexts(place) if place.model.spec.live_adapters else ()
+    return [e for e in usable if e.protocol >= TABLES_SINCE and _fits(e.spec, before) and _has(e.spec, used)]
 
 
 def candidates(place: Place) -> list[EngineState]:
@@ -64,3 +66,7 @@ def size(place: Place) -> tuple[int, int, int]:
 
 def _fits(spec: EngineSpec, before: EngineSpec) -> bool:
     return all(getattr(spec, name) >= getattr(before, name) for name in _LIMITS)
+
+
+def _has(spec: EngineSpec, adapters: Iterable[int]) -> bool:
+    return all(spec.adapter(number) is not None for number in adapters)

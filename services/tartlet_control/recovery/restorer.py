@@ -138,6 +138,7 @@ class Restorer:
             self._lifecycle.kill(program, ControlLost(why=f"what {obstacle} has made can't be computed again"))
             return
         for place in program.places.values():
+            self._core.adapters.keep(place)
             self._suspend(place, now)
         self._answer(program, folded)
         taken = program.commands

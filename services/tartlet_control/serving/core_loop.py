@@ -155,7 +155,7 @@ class EngineLink(Link):
     def has_work(self) -> bool:
         """Whether there is something to tell the engine."""
         engine = self.engine
-        waits = bool(engine.outgoing) or bool(engine.grammars.outgoing) or engine.labels.wait
+        waits = bool(engine.outgoing or engine.grammars.outgoing or engine.unload) or engine.labels.wait
         return waits or self.lets_go or (self.stream is not None and self.stream.waiting)
 
     @property

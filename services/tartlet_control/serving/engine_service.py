@@ -32,7 +32,7 @@ from tartlet_common.rpc.link_stream import LinkStream
 from tartlet_common.rpc.pairing import check_resumption, version_of
 from tartlet_control.serving import greeting, homes
 from tartlet_control.serving.core_loop import CoreLoop, EngineLink
-from tartlet_control.serving.specs import spec_from_json
+from tartlet_control.serving.specs import adapter_report, spec_from_json
 from tartlet_control.serving.tokenizers import Tokenizers
 from tartlet_control.tables.engines import EngineState, engine_id_of
 from tartlet_protos import common_pb2, engine_pb2, engine_pb2_grpc
@@ -178,6 +178,8 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 core.on_result(engine, result_from_proto(result))
             for report in frame.grammars:
                 core.on_grammar(engine, report.number, error_from_proto(report.error))
+            if frame.HasField("adapters"):
+                core.adapters.report(engine, adapter_report(engine.spec, frame.adapters))
         except BaseException:
             assert engine.link is not None
             engine.link.give_up()  # else the frame, of which a part has taken effect, would come again
@@ -212,6 +214,9 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 for change in changes:  # behind the steps, which may need what is forgotten
                     grammar = engine_pb2.GrammarFrame(number=change.number, kind=change.kind, text=change.text)
                     send(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, grammars=[grammar]))
+                unload, engine.unload = engine.unload, []
+                if unload:
+                    send(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, unload=unload))
             if link.lets_go:
                 engine.let_go = True
                 send(engine_pb2.EngineFrame(worker_incarnation=engine.incarnation, drain=True))

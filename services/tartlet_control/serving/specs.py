@@ -11,10 +11,12 @@ from typing import Any, Final
 from tartlet_common.engine import defaults
 from tartlet_common.engine.pools import Home
 from tartlet_common.engine.spec import AdapterSpec, EngineSpec, adapters_of
-from tartlet_common.errors.registry import InvalidArgument
+from tartlet_common.errors.registry import InvalidArgument, MalformedSubmission
+from tartlet_common.rpc.error_proto import error_from_proto
+from tartlet_control.core.places.adapters import AdapterReport
 from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.numbering import Numbering
-from tartlet_protos import control_pb2
+from tartlet_protos import control_pb2, engine_pb2
 
 log = logging.getLogger("tartlet.control")
 
@@ -58,6 +60,7 @@ _TOKENS: Final = (0, (1 << 31) - 1)
 _TRAIT: Final = (1, 64)
 _MOST_ITEMS: Final = 256
 _ADAPTER_FIELDS: Final = {f.name for f in fields(AdapterSpec)}
+_ADAPTERS: Final = frozenset({"adapters", "retiring"})
 _OPTIONAL: Final = frozenset({"bos_token", "chat_bos", "chat_eos"})
 """Fields that may be null."""
 
@@ -82,9 +85,32 @@ def spec_from_json(text: str) -> EngineSpec:
         if value is not None or name not in _OPTIONAL:
             _check_field(name, value)
     lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
-    if "adapters" in lists:
-        lists["adapters"] = adapters_of(raw["adapters"])
+    lists |= {name: adapters_of(raw[name]) for name in _ADAPTERS if name in lists}
     return EngineSpec(**(raw | lists))
+
+
+def adapter_report(spec: EngineSpec, report: engine_pb2.AdapterReport) -> AdapterReport:
+    """Return what a worker says of the adapters of its engine, which is checked.
+
+    Raises:
+        MalformedSubmission: it says something impossible, or its engine's adapters don't come and go.
+    """
+    if not spec.live_adapters:
+        raise MalformedSubmission(detail="a report on adapters that don't come and go")
+    offered, retiring = _reported(report.adapters_json), _reported(report.retiring_json)
+    refused = {name: error for name, sent in report.refused.items() if (error := error_from_proto(sent)) is not None}
+    if len(refused) > _MOST_ITEMS:
+        raise MalformedSubmission(detail=f"{len(refused)} refused adapters")
+    return AdapterReport(offered, retiring, refused)
+
+
+def _reported(text: str) -> tuple[AdapterSpec, ...]:
+    try:
+        value = json.loads(text)
+        _check_field("adapters", value)
+    except (ValueError, RecursionError, InvalidArgument) as e:
+        raise MalformedSubmission(detail=f"adapters: {e}"[:_SHOWN_CHARS]) from e
+    return adapters_of(value)
 
 
 def _check_field(name: str, value: Any) -> None:
@@ -94,16 +120,16 @@ def _check_field(name: str, value: Any) -> None:
         _check_text(name, value, _TEXTS[name])
     elif name == "bos_token":
         _check_number(name, value, _TOKENS)
-    elif name == "batch_invariant":
+    elif name in {"batch_invariant", "live_adapters"}:
         if not isinstance(value, bool):
             raise _impossible(name, value, "neither true nor false")
-    else:  # stop_tokens, traits, adapters
+    else:  # stop_tokens, traits, adapters, retiring
         if not isinstance(value, list) or len(value) > _MOST_ITEMS:
             raise _impossible(name, value, f"no list of at most {_MOST_ITEMS}")
         for item in value:
             if name == "stop_tokens":
                 _check_number(name, item, _TOKENS)
-            elif name == "adapters":
+            elif name in _ADAPTERS:
                 _check_adapter(item)
             else:
                 _check_text(name, item, _TRAIT)

@@ -18,6 +18,8 @@ from tartlet_protos import control_pb2
 
 QUEUES_SHOWN: Final = 16
 """Queues of a program in the report: the oldest."""
+REASON_CHARS: Final = 512
+"""Characters of the reason why an engine can't have an adapter."""
 PROGRAMS_SHOWN: Final = 3000
 """Programs in the report: the newest. More would not fit a message."""
 
@@ -87,6 +89,7 @@ def engines_of(core: Core, programs: Mapping[str, int]) -> control_pb2.EnginesRe
                 programs_now=len(e.program_ids),
                 waiting_s=round(core.batchers[e].waiting_s, 3),
                 device_s=round(e.device_s, 2),
+                refused={name: str(error)[:REASON_CHARS] for name, error in e.refused.items()},
             )
             for e in core.engines.values()
         ],
@@ -143,6 +146,9 @@ def engine_state(e: EngineState, core: Core) -> dict[str, Any]:
         "sampled_tokens": e.sampled_tokens,
         "tokens_per_s": round(e.tokens_per_s, 1),
         "device_s": round(e.device_s, 3),
+        "adapters": [adapter.name for adapter in e.spec.adapters],
+        "retiring": [adapter.name for adapter in e.spec.retiring],
+        "refused": {name: str(error) for name, error in e.refused.items()},
     }
 
 

@@ -14,7 +14,7 @@ from tartlet_common.errors.registry import InvalidArgument, NotPlain, UnknownRes
 from tartlet_control.calls.names import Export, NameCall
 from tartlet_control.rebuild.logs import settle
 from tartlet_control.sharing.names import MAX_TOKENS, Key, Names, Version, checked
-from tartlet_control.sharing.reuse import adapter_digest, offer, root, rows_of
+from tartlet_control.sharing.reuse import offer, root, rows_of
 from tartlet_control.tables.lineage import chain
 from tartlet_control.tables.programs import Place
 
@@ -83,7 +83,7 @@ class NameOps:
             ttl_s=command.ttl_s or self._ttl_s,
             used_s=self.now_s,
             page_size=place.model.spec.page_size,
-            adapter=adapter_digest(place.model.spec, adapter),
+            adapter=place.model.adapter_digest(adapter),
         )
         version = self._names.export(key, made)
         return len(version.tokens), version.number, version.digest

@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
-from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.base import TartletError
 from tartlet_control.calls.embed import EmbedTxt
 from tartlet_control.calls.table_copies import CopyTable
@@ -37,14 +36,8 @@ Pairs = list[tuple[EmbedTxt, ForwardTable]]
 
 def root(place: Place, adapter: int) -> bytes:
     """Return the digest before the first row of a program's tables that are computed under an adapter (0: none)."""
-    spec = place.model.spec
-    return root_of_rows(place.program.tenant, spec.model_digest, spec.page_size, adapter_digest(spec, adapter))
-
-
-def adapter_digest(spec: EngineSpec, number: int) -> str:
-    """Return the digest of an adapter; "" for none. An adapter that the model has lost is known by its number."""
-    found = spec.adapter(number) if number else None
-    return found.digest if found is not None else str(number or "")
+    model, spec = place.model, place.model.spec
+    return root_of_rows(place.program.tenant, spec.model_digest, spec.page_size, model.adapter_digest(adapter))
 
 
 def root_of_rows(tenant: str, model_digest: str, page_size: int, adapter: str) -> bytes:

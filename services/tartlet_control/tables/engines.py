@@ -10,6 +10,7 @@ import numpy as np
 from tartlet_common.engine.pools import EVERYONES_HOME, Home
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.engine.step import NO_CHANGES, NO_SWAPS, TABLES_SINCE, Batch, Step, Swaps, TableChanges
+from tartlet_common.errors.base import TartletError
 from tartlet_common.rpc.resume import ResumableLink
 from tartlet_control.tables.grammars import EngineGrammars
 from tartlet_control.tables.host_memory import HostMemory, both
@@ -43,9 +44,9 @@ class EngineState:
     __slots__ = (
         "adopted_tokens", "cached_tokens", "clear", "computed_tokens", "copies", "device_s", "gone_since", "grammars",
         "home", "host", "id", "incarnation", "joined_s", "labels", "left", "let_go", "link", "model_index",
-        "next_lane", "on_seat", "outgoing", "pools", "prefixes", "program_ids", "protocol", "remade_tokens",
+        "next_lane", "on_seat", "outgoing", "pools", "prefixes", "program_ids", "protocol", "refused", "remade_tokens",
         "reset_lanes", "sampled_tokens", "spec", "status", "step_number", "step_spans", "steps", "tables",
-        "tokens_per_s", "window_s", "window_tokens",
+        "tokens_per_s", "unload", "window_s", "window_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +79,10 @@ class EngineState:
         self.copies: list[RowCopy] = []
         """Copies of rows that come first in the step that is being made."""
         self.grammars = EngineGrammars()
+        self.refused: dict[str, TartletError] = {}
+        """The adapters that the engine can't have, by name."""
+        self.unload: list[int] = []
+        """Numbers of adapters that the worker is to be told to forget."""
         self.status: EngineStatus = "ready"
         self.link: ResumableLink[Any] | None = None
         """The numbered frames of both directions."""

@@ -74,18 +74,19 @@ class Line:
         length: slots up to the end of the last forward; what lies behind them is neither seen nor kept.
         plain: leading slots that were written in order, each by a forward without a mask that saw the slots before.
         shared: leading rows that another table has or had.
+        under: number of the adapter of the last forward that wrote a slot which isn't plain.
         limit: the first slot that was hidden or dropped; None if none was.
         why: the call that wrote a slot which isn't plain.
         writes: counts the forwards that wrote over earlier slots.
     """
 
     __slots__ = ("_cuts", "_digests", "_starts", "adapter", "length", "limit", "plain", "queue_id", "rows", "shared",
-                 "why", "writes")  # fmt: skip
+                 "under", "why", "writes")  # fmt: skip
 
     def __init__(self, queue_id: int) -> None:
         self.queue_id = queue_id
         self.rows: list[array[int]] = []
-        self.adapter = 0
+        self.adapter = self.under = 0
         self.length = 0
         self.plain = 0
         self.limit: int | None = None
@@ -121,7 +122,7 @@ class Line:
         child.rows, child._digests = self.rows[:rows], self._digests[:rows]
         self.shared, child.shared = max(self.shared, rows), rows
         child.length, child.plain = min(self.length, rows * page_size), min(self.plain, rows * page_size)
-        child.why, child.adapter = self.why, self.adapter
+        child.why, child.adapter, child.under = self.why, self.adapter, self.under
         if self.limit is not None and self.limit < rows * page_size:
             child.limit = self.limit
         return child
@@ -157,8 +158,9 @@ class Line:
         row.append(token)
         self.length = self.plain = at + 1
 
-    def spoil(self, start: int, tokens: int, why: str) -> None:
+    def spoil(self, start: int, tokens: int, why: str, adapter: int = 0) -> None:
         """Note that a call wrote slots from `start` on which aren't plain."""
+        self.under = adapter
         if start < self.length:
             self._shorten(start)
         self.plain = min(self.plain, start)
@@ -210,17 +212,19 @@ class Book:
     """What one program holds on one engine, by the program's own ids.
 
     `embeds` and `slots` name all that the program holds; None stands for one that was never written. `pages` names the
-    call that wrote a page which the program addresses itself. `failed` holds the queues behind a failed command, and
+    call that wrote a page which the program addresses itself, and `adapters` the number of the adapter under which that
+    was, if it was under any. `failed` holds the queues behind a failed command, and
     `matchers` the matchers of slots whose samples follow grammars; None stands for one that control couldn't keep.
     """
 
-    __slots__ = ("embeds", "failed", "matchers", "pages", "slots", "tables")
+    __slots__ = ("adapters", "embeds", "failed", "matchers", "pages", "slots", "tables")
 
     def __init__(self) -> None:
         self.tables: dict[int, Line] = {}
         self.embeds: dict[int, EmbedContent | None] = {}
         self.slots: dict[int, SlotContent | None] = {}
         self.pages: dict[int, str] = {}
+        self.adapters: dict[int, int] = {}  # by page
         self.failed: set[int] = set()
         self.matchers: dict[int, Matcher | None] = {}
 

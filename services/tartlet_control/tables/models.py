@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from tartlet_common.engine.pools import ANYWHERE, EVERYONES_HOME, OWN, Home, Reach
@@ -23,15 +23,19 @@ MODELS_NAMED: Final = 20
 MAX_FORMS: Final = 8
 """Forms of one model that may be served at once. A pool serves two while it is rolled out in another form."""
 AGREE: Final = (
-    "model_digest", "page_size", "dtype", "traits", "adapters", "vocab_size", "max_position", "tokenizer_digest",
+    "model_digest", "page_size", "dtype", "traits", "live_adapters", "adapters", "vocab_size", "max_position",
+    "tokenizer_digest",
 )  # fmt: skip
-"""Fields in which engines of one form of a model agree."""
+"""Fields in which engines of one form of a model agree. Adapters that come and go may differ."""
 
 
 class ServedModel:
-    """A model of one owner in one form: its index in records (stable while control lives), and its engines."""
+    """A model of one owner in one form: its index in records (stable while control lives), and its engines.
 
-    __slots__ = ("engines", "forms", "index", "name", "owner", "spec", "spec_bytes")
+    Adapters that come and go are in its spec as far as all its engines offer them.
+    """
+
+    __slots__ = ("_digests", "engines", "forms", "index", "name", "owner", "spec", "spec_bytes")
 
     def __init__(self, index: int, spec: EngineSpec, owner: str | None, forms: list[ServedModel]) -> None:
         self.index = index
@@ -39,12 +43,26 @@ class ServedModel:
         self.owner = owner  # the tenant whose pools serve it; None: engines that are everyone's do
         self.forms = forms  # all of the owner's forms of the name, this one too
         self.engines: list[EngineState] = []
+        self._digests: dict[int, str] = {}  # of all adapters that it has offered, by number
         self.take(spec)
 
     def take(self, spec: EngineSpec) -> None:
         """Take a new form in place of one that has no engines any more."""
-        self.spec = spec
+        self.spec = replace(spec, retiring=())
         self.spec_bytes = _spec_bytes(spec)
+        self._digests.update((adapter.number, adapter.digest) for adapter in spec.adapters)
+
+    def adapter_digest(self, number: int) -> str:
+        """Return the digest of an adapter; "" for none. One that the model never had is known by its number."""
+        return self._digests.get(number) or str(number or "")
+
+    def common(self) -> EngineSpec:
+        """Return the spec with the adapters that all engines offer, if these come and go."""
+        if not self.spec.live_adapters or not self.engines:
+            return self.spec
+        first, *others = (engine.spec.adapters for engine in self.engines)
+        adapters = tuple(adapter for adapter in first if all(adapter in theirs for theirs in others))
+        return self.spec if adapters == self.spec.adapters else replace(self.spec, adapters=adapters)
 
     @property
     def ready(self) -> bool:
@@ -71,7 +89,13 @@ class ServedModel:
 
     def differs(self, spec: EngineSpec) -> str:
         """Return the first field in which `spec` isn't of this form; "" if it is."""
-        return next((name for name in AGREE if getattr(self.spec, name) != getattr(spec, name)), "")
+        live = self.spec.live_adapters and spec.live_adapters
+        fields = [name for name in AGREE if not (live and name == "adapters")]
+        return next((name for name in fields if getattr(self.spec, name) != getattr(spec, name)), "")
+
+    def fits(self, spec: EngineSpec) -> bool:
+        """Return whether an engine of this spec is of this form and offers the adapters that the form offers."""
+        return not self.differs(spec) and set(self.spec.adapters) <= set(spec.adapters)
 
     def candidates(self, reach: Reach) -> list[EngineState]:
         """Return the engines that a program of this reach may be placed on: the ready ones.
@@ -86,6 +110,7 @@ class ServedModel:
     def info(self) -> dict[str, Any]:
         """Return what runtimes are told: the spec, with pools summed over the engines, and who may use the model."""
         spec = asdict(self.spec)
+        del spec["retiring"]
         for field in ("num_pages", "num_embeds", "num_slots"):
             spec[field] = sum(getattr(e.spec, field) for e in self.engines) or spec[field]
         ready: dict[Home, bool] = {}
@@ -152,19 +177,14 @@ class Models:
         key = (home.owner, spec.model)
         forms = self._forms.get(key, [])
         for form in forms:
-            if form.engines and not form.differs(spec):
+            if form.engines and form.fits(spec):
                 return form
         unused = next((form for form in forms if not form.engines), None)
         if unused is None and len(forms) >= MAX_FORMS:
-            field = forms[0].differs(spec)
+            field = forms[0].differs(spec) or "adapters"
             theirs, ours = getattr(spec, field), getattr(forms[0].spec, field)
             raise EngineMismatch(model=spec.model, field=field, theirs=theirs, ours=ours)
-        others = [m for m in self._list if m is not unused]
-        owners = sum(m.spec_bytes for m in others if m.owner == home.owner) + _spec_bytes(spec)
-        if home.owner is not None and owners > OWNERS_BYTES:
-            raise Overloaded(what="bytes of specs of one tenant in control's list of models", limit=OWNERS_BYTES)
-        if sum(m.spec_bytes for m in others) + _spec_bytes(spec) > MODELS_BYTES:
-            raise Overloaded(what="bytes of specs in control's list of models", limit=MODELS_BYTES)
+        self._check_size(spec, home.owner, unused)
         if unused is None:
             forms = self._forms.setdefault(key, forms)
             model = ServedModel(len(self._list), spec, home.owner, forms)
@@ -193,6 +213,46 @@ class Models:
         self._list.append(model)
         forms.append(model)
         return model
+
+    def _check_size(self, spec: EngineSpec, owner: str | None, instead_of: ServedModel | None) -> None:
+        """Check that a spec has room in the list of models, in the place of another one.
+
+        Raises:
+            Overloaded: it hasn't.
+        """
+        others = [m for m in self._list if m is not instead_of]
+        owners = sum(m.spec_bytes for m in others if m.owner == owner) + _spec_bytes(spec)
+        if owner is not None and owners > OWNERS_BYTES:
+            raise Overloaded(what="bytes of specs of one tenant in control's list of models", limit=OWNERS_BYTES)
+        if sum(m.spec_bytes for m in others) + _spec_bytes(spec) > MODELS_BYTES:
+            raise Overloaded(what="bytes of specs in control's list of models", limit=MODELS_BYTES)
+
+    def offer(self, form: ServedModel) -> None:
+        """Offer the adapters that all engines of a form offer.
+
+        Raises:
+            Overloaded: the list of models has no room for more; then only fewer adapters are offered than before.
+        """
+        spec = form.common()
+        if spec is form.spec:
+            return
+        try:
+            self._check_size(spec, form.owner, form)
+        except Overloaded:
+            kept = tuple(adapter for adapter in spec.adapters if adapter in form.spec.adapters)
+            form.take(replace(spec, adapters=kept))
+            raise
+        form.take(spec)
+
+    def unite(self, model: ServedModel, may_move: Callable[[EngineState], bool]) -> None:
+        """Let engines that stand by join an earlier form of a model if they offer by now what that form offers."""
+        for at, form in enumerate(model.forms):
+            for engine in [e for e in form.engines if form.spec.live_adapters and may_move(e)]:
+                to = next((f for f in model.forms[:at] if f.engines and f.fits(engine.spec)), None)
+                if to is not None:
+                    form.engines.remove(engine)
+                    to.engines.append(engine)
+                    engine.model_index = to.index
 
     def stands_by(self, model: ServedModel) -> bool:
         """Return whether programs get another form of the model."""

@@ -88,8 +88,8 @@ class Place:
     """
 
     __slots__ = (
-        "book", "engine", "grammars", "held", "home", "kept", "kept_on", "last", "log", "long", "lost", "made_at_s",
-        "model", "program", "recovery", "replay", "rows", "sent_before", "tables", "until",
+        "book", "engine", "grammars", "held", "home", "keeps", "kept", "kept_on", "last", "log", "long", "lost",
+        "made_at_s", "model", "program", "recovery", "replay", "rows", "sent_before", "tables", "until",
     )  # fmt: skip
 
     def __init__(self, program: ProgramState, model: ServedModel) -> None:
@@ -107,6 +107,7 @@ class Place:
         self.grammars = PlaceGrammars()
         self.book = Book()
         self.log: deque[Command] = deque()
+        self.keeps: frozenset[int] = frozenset()  # adapters that it uses, though its model offers them no more
         self.lost: dict[int, str] = {}
         """Embeds whose content went with an engine and can't be made again, with the call that made it."""
         self.kept: dict[int, int] = {}  # host pages of its rows while it is suspended, by the identity of the row
@@ -115,8 +116,7 @@ class Place:
         """The program's service up to which its state isn't dropped again: it was made again not long ago."""
         self.recovery: Recovery | None = None
         """Set while the state is brought to another engine: no command of the program's own is sent or executed."""
-        self.replay: Replay | None = None
-        """Set while commands that another engine executed before are executed again."""
+        self.replay: Replay | None = None  # while commands that another engine executed before are executed again
         self.until: dict[CommandQueue, int] = {}
         """How many commands of each queue have settled once that is done, of a program on trial."""
 

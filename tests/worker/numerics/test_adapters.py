@@ -124,3 +124,49 @@ def test_an_adapter_that_the_engine_lacks_fails_its_own_command() -> None:
     result = d.run(forward_batch(commands))
     assert result.status.tolist() == [0, 2]
     assert result.error.tolist() == [0, UnknownAdapter.number]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_adapters_come_and_go_between_two_steps(path: str) -> None:
+    model = "llama3-grouped"
+    sizes: dict[str, Any] = {"dtype": "float32", "num_pages": 64, "num_embeds": 512, "graphs": "off"}
+    d = Driver(load_engine(model_path(model), **sizes, live_adapters=True, attention=path))
+    live = d.engine.adapters
+    assert live is not None
+    assert d.engine.spec.live_adapters
+    assert "Adapter" in d.engine.spec.traits
+    number: dict[str, int] = {"": 0}
+
+    def add(name: str) -> None:
+        checked = live.check(name, directory(model, name))
+        live.load(checked)()
+        number[name] = checked.spec.number
+
+    def compute(*names: str) -> Any:
+        d.embed(TOKENS, range(40), range(40))
+        commands = [
+            {"lane": i, "iemb": range(40), "oemb": range(50 * i + 50, 50 * i + 90), "ikv": range(3 * i, 3 * i + 3),
+             "okv": range(3 * i, 3 * i + 3), "adapter": number[name]}
+            for i, name in enumerate(names)
+        ]  # fmt: skip
+        return d.run(forward_batch(commands))
+
+    def right(*names: str) -> None:
+        assert compute(*names).status.tolist() == [0] * len(names)
+        for i, name in enumerate(names):
+            close(d.logits(range(50 * i + 50, 50 * i + 90)), truth(model, name))
+
+    right("")
+    add("all")
+    right("", "all")
+    add("patterns")
+    right("patterns", "all", "")
+    live.remove(number["all"])
+    result = compute("all", "patterns", "")
+    assert result.status.tolist() == [2, 0, 0]
+    assert result.error.tolist() == [UnknownAdapter.number, 0, 0]
+    d.step(reset_lanes=np.array([0], np.uint32))
+    right("", "patterns")
+    add("stabilised")
+    add("all")
+    right("all", "stabilised", "", "patterns")

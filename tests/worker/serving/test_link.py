@@ -97,11 +97,13 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(run_dir: Path, *, serve: bool = True, **end: Any) -> AsyncIterator[Rig]:
-    control, engine, ready = ControlEnd(**end), FakeEngine(OPTIONS), []
+async def rig(
+    run_dir: Path, *, serve: bool = True, options: FakeOptions = OPTIONS, adapters_file: Path | None = None, **end: Any
+) -> AsyncIterator[Rig]:
+    control, engine, ready = ControlEnd(**end), FakeEngine(options), []
     address = f"unix:{run_dir}/control.sock"
     server = await _serve(control, address) if serve else None
-    link = Link(engine, address, None, lambda: ready.append(True))
+    link = Link(engine, address, None, lambda: ready.append(True), adapters_file=adapters_file)
     running = asyncio.ensure_future(link.run())
     try:
         yield Rig(control, link, engine, ready, running, address)

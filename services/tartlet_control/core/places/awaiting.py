@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from tartlet_common.errors.registry import NoEngine
-from tartlet_control.tables.programs import Place, Recovery
+from tartlet_control.tables.programs import Place, ProgramState, Recovery
 
 
 class Waiting(Protocol):
@@ -30,3 +31,11 @@ def wait_for_engine(waiting: Waiting, place: Place, now: float) -> bool:
         return False
     waiting.take_back(place, Recovery(place.model.spec, NoEngine(), now))
     return True
+
+
+def refresh_unplaced(programs: Iterable[ProgramState]) -> None:
+    """Give queues without an engine their model's spec, which its new first engine may have changed."""
+    for program in programs:
+        for queue in program.queues.values():
+            if queue.place.engine is None:
+                queue.spec = queue.place.model.spec

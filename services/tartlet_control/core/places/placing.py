@@ -19,7 +19,6 @@ from tartlet_control.order.book import Thread
 from tartlet_control.placement.policies import Placement
 from tartlet_control.placement.view import Beginning, EngineView, HeldTokens, Hints, View, nothing_held
 from tartlet_control.rebuild.logs import settle
-from tartlet_control.sharing.reuse import adapter_digest
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.models import ServedModel
@@ -177,7 +176,7 @@ class Placing:
             spec.model_digest,
             spec.page_size,
             tuple(tokens[:_MOST_TOKENS]),
-            adapter_digest(spec, adapter or 0),
+            place.model.adapter_digest(adapter or 0),
         )
 
 

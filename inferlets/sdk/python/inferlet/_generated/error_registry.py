@@ -243,7 +243,9 @@ class UnknownAdapter(RequestError):
 
     number: ClassVar[int] = 126
     message: ClassVar[str] = "the model {model!r} has no adapter {adapter}; it has {available}"
-    remedy: ClassVar[str] = "Take one of get_all_adapters(model), or start its workers with the setting `adapters`."
+    remedy: ClassVar[str] = (
+        "Take one of get_all_adapters(model), or add the adapter to its engines' list (docs/adapters.md)."
+    )
 
 
 class NotForkable(RequestError):

@@ -21,12 +21,11 @@ from inferlet.errors import InvalidArgument, UnknownAdapter
 class _Known:
     """The models that the program has asked for."""
 
-    __slots__ = ("adapters", "by_name", "default")
+    __slots__ = ("by_name", "default")
 
     def __init__(self) -> None:
         self.default: Model | None = None
         self.by_name: dict[str, Model] = {}
-        self.adapters: dict[int, list[Adapter]] = {}  # by the model's index
 
 
 known = _Known()
@@ -88,7 +87,7 @@ def prompt_template(model: Model | None = None) -> asyncio.Future[str]:
 
 
 def get_all_adapters(model: Model | None = None) -> asyncio.Future[list[Adapter]]:
-    """Ask for the LoRA adapters that the engines of a model have (paper, Table 1). The list may be empty.
+    """Ask for the LoRA adapters that the engines of a model offer now (paper, Table 1). The list may be empty.
 
     `Context(adapter=...)` and `forward_with_adapter` take one of them.
 
@@ -105,7 +104,9 @@ def get_all_adapters(model: Model | None = None) -> asyncio.Future[list[Adapter]
 
 
 def adapter_of(model: Model, adapter: Adapter | str | None) -> Adapter | None:
-    """Return an adapter that was given by its name, by itself or not at all. The host is asked once for a model.
+    """Return an adapter that was given by its name, by itself or not at all.
+
+    The host is asked each time for a name, because adapters come and go.
 
     Raises:
         InvalidArgument: it is none of these.
@@ -115,9 +116,7 @@ def adapter_of(model: Model, adapter: Adapter | str | None) -> Adapter | None:
         return adapter
     if not isinstance(adapter, str):
         raise InvalidArgument(argument="adapter", detail=f"it is a name or an Adapter, not {arguments.shown(adapter)}")
-    have = known.adapters.get(model.index)
-    if have is None:
-        have = known.adapters[model.index] = channel.result(get_all_adapters(model))
+    have: list[Adapter] = channel.result(get_all_adapters(model))
     found = next((each for each in have if each.name == adapter), None)
     if found is None:
         raise UnknownAdapter(model=model.name, adapter=adapter, available=[each.name for each in have])
