@@ -1,6 +1,7 @@
-"""Compares what a program's books say with what the fold of the program's history says.
+"""Compares what a program's books say with what the fold of the program's history says, and with an oracle.
 
-Commands that haven't ended are left out of the history, so the fold must say the same as the books.
+Commands that haven't ended are left out of the history, so all three must say the same. The fold notes commands as the
+core does, by `rebuild.notes`. The oracle does nothing in the same way, so it finds notes that are wrong in both.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from tartlet_control.calls.registry import PARSERS
 from tartlet_control.calls.tables import ForwardTable, Share, Table
 from tartlet_control.rebuild.finding import reads_ended
 from tartlet_control.rebuild.fold import fold
-from tartlet_control.rebuild.histories import Sent
+from tartlet_control.rebuild.histories import Sent, is_wrong_priority
 from tartlet_control.rebuild.logs import DONE, settle
+from tartlet_control.rebuild.oracle import LOST, retell
 from tartlet_control.tables.lineage import Book, Line
 from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.programs import Command, Place, ProgramState
@@ -34,7 +36,8 @@ def content(book: Book, page_size: int) -> dict[str, Any]:
     def of(line: Line) -> Any:
         shared = [rows.setdefault(id(row), len(rows)) for row in line.rows]
         tokens = line.tokens(0, line.plain, page_size)
-        return line.queue_id, line.length, line.plain, line.limit, line.shared, line.is_plain, shared, tokens
+        at = (line.queue_id, line.length, line.plain, line.limit, line.shared, line.is_plain)
+        return *at, shared, tokens, line.adapter
 
     def held(embed: Any) -> Any:
         if embed is None or len(embed) != 3:
@@ -57,7 +60,9 @@ def content(book: Book, page_size: int) -> dict[str, Any]:
 def differences(
     program: ProgramState, commands: Sequence[Sent], answers: Sequence[Sent], model_at: Callable[[int], ServedModel]
 ) -> dict[str, tuple[Any, Any]] | None:
-    """Return what a program's books and the fold of its history say differently, by part: the book's, the fold's.
+    """Return what a program's books say differently than its history, by part: the book's, the other's.
+
+    A part of an oracle's has "by the oracle" in its name; the others are the fold's.
 
     None: they can't be compared now, because a place's state is being made again, a `table` waits for its turn, or a
     forward hasn't ended of whose rows others had computed some. These rows are in the book already.
@@ -81,8 +86,9 @@ def differences(
             return None
     noted = _noted(program, commands)
     tickets = {record.ticket for record, _ in noted}
+    told = [sent for sent in answers if sent[0].ticket in tickets]
     alone = ProgramState(program.id, program.handle, program.session, program.default_model)
-    fold(alone, noted, [sent for sent in answers if sent[0].ticket in tickets], model_at)
+    fold(alone, noted, told, model_at)
     for queue in alone.queues.values():  # nobody awaits their last commands, so no answer says that they have ended
         queue.poison = None
     found: dict[str, tuple[Any, Any]] = {}
@@ -96,7 +102,28 @@ def differences(
             for part in ours
             if ours[part] != folded[part]
         }
+        queues = {queue.id for queue in program.queues.values() if queue.place is place}
+        retold = retell(noted, told, queues, size).content()
+        ours = _without_reasons(ours, retold)
+        found |= {
+            f"{part} of {place.model.spec.model}, by the oracle": (ours[part], retold[part])
+            for part in ours
+            if ours[part] != retold[part]
+        }
     return found
+
+
+def _without_reasons(content: dict[str, Any], retold: dict[str, Any]) -> dict[str, Any]:
+    """Return a book's content as far as an oracle knows it: not the calls for which embeds are lost.
+
+    The oracle keeps every matcher, and a book only so many.
+    """
+    embeds = {i: LOST if held is not None and len(held) == 1 else held for i, held in content["embeds"].items()}
+    matchers = {
+        slot: retold["matchers"].get(slot) if matcher is None else matcher
+        for slot, matcher in content["matchers"].items()
+    }
+    return content | {"embeds": embeds, "matchers": matchers}
 
 
 def _open(place: Place) -> list[Command]:
@@ -122,7 +149,8 @@ def _noted(program: ProgramState, commands: Sequence[Sent]) -> list[Sent]:
             poisoned.discard(record.queue)
         elif record.ticket in failed:
             poisoned.add(record.queue)
-        is_refused = record.queue in poisoned and record.op in PARSERS  # else it acts on arrival, as `cancel` does
+        has_turn = record.op in PARSERS or is_wrong_priority(record)  # else it acts on arrival, as `cancel` does
+        is_refused = record.queue in poisoned and has_turn
         if record.ticket not in open_ and not is_refused:
             noted.append((record, payload))
     return noted

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from tartlet_common.abi import Op, Priority, Record
+from tartlet_common.abi import Op, Record
 from tartlet_common.engine.step import Status
 from tartlet_common.errors.base import TartletError
-from tartlet_common.errors.registry import InvalidArgument, MalformedSubmission
+from tartlet_common.errors.registry import InvalidArgument, MalformedSubmission, UnknownResource
 from tartlet_control.calls.kv import Alloc, Dealloc
 from tartlet_control.calls.names import NameCall
 from tartlet_control.calls.output import Sample
@@ -30,7 +30,7 @@ from tartlet_control.calls.tables import Share, Table
 from tartlet_control.rebuild import notes
 from tartlet_control.rebuild.finding import reads_ended, refusal
 from tartlet_control.rebuild.grammars import note_grammar
-from tartlet_control.rebuild.histories import Answers, Item, Sent, answers_of, source_of
+from tartlet_control.rebuild.histories import Answers, Item, Sent, answers_of, fails_in_queue, source_of
 from tartlet_control.rebuild.logs import DONE
 from tartlet_control.rebuild.used_adapters import ANY
 from tartlet_control.tables.models import ServedModel
@@ -132,6 +132,8 @@ class _Folding:
             queue = queue or self._default_queue(record.queue)
             if queue is not None and record.op in PARSERS:
                 self._read_command(item, queue)
+            elif queue is not None and (error := fails_in_queue(item)) is not None:
+                item.command = Faulty(queue, record, self._now, error)
             elif queue is not None and record.op in {Op.GRAMMAR, Op.DEALLOC_GRAMMAR}:  # here: samples name them
                 note_grammar(item, queue)
             elif queue is not None and record.op == Op.SET_PREFIX_CACHE:  # here: queues that come later know it
@@ -162,8 +164,8 @@ class _Folding:
                 self._claim(item, queue)
         except TartletError as e:
             item.command = Faulty(queue, record, self._now, e)
-            if record.op in {Op.DEALLOC_EMB, Op.DEALLOC_SLOT, Op.DEALLOC_KVPAGE}:  # it freed what it could
-                self._frees(item, queue)
+            if isinstance(e, UnknownResource) and record.op in {Op.DEALLOC_EMB, Op.DEALLOC_SLOT, Op.DEALLOC_KVPAGE}:
+                self._frees(item, queue)  # what it could
 
     @staticmethod
     def _frees(item: Item, queue: CommandQueue) -> None:
@@ -360,7 +362,7 @@ class _Folding:
         match record.op:
             case Op.CREATE_QUEUE if item.source is not None:
                 self._owe(item, RESULT)
-            case Op.SET_QUEUE_PRIORITY if queue is not None and record.a in Priority.__members__.values():
+            case Op.SET_QUEUE_PRIORITY if queue is not None:
                 queue.priority = record.a
                 self._owe(item, RESULT)
             case Op.CANCEL if told.value is None and queue is not None:

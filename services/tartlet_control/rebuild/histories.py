@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from tartlet_common.abi import RECORD_BYTES, RECORD_STRUCT, Op, Record
+from tartlet_common.abi import RECORD_BYTES, RECORD_STRUCT, Op, Priority, Record
 from tartlet_common.errors.base import TartletError
-from tartlet_common.errors.registry import MalformedSubmission
+from tartlet_common.errors.registry import InvalidArgument, MalformedSubmission, UnknownOperation
 from tartlet_control.calls.base import words
 from tartlet_control.tables.outbox import CANCELLED, FAILURE, RESULT, SKIPPED
 from tartlet_control.tables.programs import Command, CommandQueue
@@ -120,3 +120,18 @@ def source_of(record: Record, payload: memoryview) -> int | None:
         return None
     [source] = words(payload)
     return source
+
+
+def is_wrong_priority(record: Record) -> bool:
+    """Return whether a record sets a priority that doesn't exist, and so takes its turn in its queue and fails."""
+    return record.op == Op.SET_QUEUE_PRIORITY and record.a not in Priority.__members__.values()
+
+
+def fails_in_queue(item: Item) -> TartletError | None:
+    """Return with what error a call that takes no turn has failed in its queue, or will; None if it doesn't."""
+    record, named = item.record, item.told.named
+    if isinstance(named, InvalidArgument | UnknownOperation):
+        return named
+    if is_wrong_priority(record):
+        return InvalidArgument(argument="priority", detail=f"{record.a} is none")
+    return None

@@ -1,4 +1,4 @@
-"""Compares the books with folds at random moments while programs run: a test's check, which costs memory and time.
+"""Compares the books with histories at random moments while programs run: a test's check, which costs memory and time.
 
 A program's records and answers are kept beside the core, as its runtime keeps them. What comes of the checks is written
 to a directory, because the processes of a test are killed at any moment.
@@ -210,10 +210,10 @@ class BookChecks:
         self._write(f"counts-{os.getpid()}", counts)
 
     def _tell(self, program: ProgramState, shadow: _Shadow, found: dict[str, tuple[Any, Any]]) -> None:
-        log.error("the book of program %s isn't the fold of its history: %s", program.id, ", ".join(found))
+        log.error("the book of program %s isn't what its history says: %s", program.id, ", ".join(found))
         lines = [f"program {program.id}, {program.name}"]
         for part, (book, folded) in found.items():
-            lines += [f"{part}:", f"  the book: {book}", f"  the fold: {folded}"]
+            lines += [f"{part}:", f"  the book: {book}", f"  not: {folded}"]
         lines += [f"command {Op(record.op).name} {record}" for record, _ in shadow.commands[-200:]]
         lines += [f"answer {record}" for record, _ in shadow.told[-100:]]
         self._write(f"wrong-{os.getpid()}-{self.wrong}", "\n".join(lines))
