@@ -79,6 +79,7 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
     located: dict[str, str] = field(default_factory=dict)
     runtimes: list[str] = field(default_factory=list)
     returning: bool = False
+    recovering: set[str] = field(default_factory=set)
     _stream: Any = None
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -122,7 +123,11 @@ class FakeControl(control_pb2_grpc.ControlServicer, control_pb2_grpc.CatalogueSe
     async def Locate(self, request: Any, context: Any) -> control_pb2.LocateReply:
         addresses = [self.located.get(i, "") for i in request.program_ids]
         return control_pb2.LocateReply(
-            addresses=addresses, pages=[5] * len(addresses), runtimes=self.runtimes, returning=self.returning
+            addresses=addresses,
+            pages=[5] * len(addresses),
+            runtimes=self.runtimes,
+            returning=self.returning,
+            recovering=[i in self.recovering for i in request.program_ids],
         )
 
     async def Upload(self, request_iterator: Any, context: Any) -> control_pb2.UploadReply:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -44,7 +44,6 @@ _PAUSES_S = (0.25, 0.5, 1.0, *(2.0,) * 30)
 """Pauses between questions for the next runtime of a program that was followed."""
 
 _Event = programs_pb2.ProgramEvent
-_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 Ask = Callable[[Any, list[int]], Coroutine[Any, Any, Sequence[TartletError | None]]]
 """Asks a runtime's stub about the items of these places; an error or None for each."""
@@ -57,7 +56,7 @@ class Locator(Protocol):
         """Raises `Unavailable` while control can't be reached."""
 
 
-def is_relayed(context: _Context) -> bool:
+def is_relayed(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
     """Return whether another runtime has sent this call."""
     return any(key == RELAYED[0][0] for key, _ in context.invocation_metadata() or ())
 
@@ -104,21 +103,19 @@ class Relay:
         return reply
 
     def _owner(self, program_id: str, address: str, *, returning: bool, recovering: bool) -> str | TartletError:
+        what = f"the runtime of program {program_id[:64]}"
         if recovering:
-            what = f"the runtime of program {program_id[:64]}"
             return Unavailable(what=what, detail="it is gone, and another one is about to go on with the program")
         if address and (address != self._address or self.is_here(program_id)):
             return address
         if returning and not address:
-            what = f"the runtime of program {program_id[:64]}"
             return Unavailable(what=what, detail="control has just started, and doesn't know yet who has this program")
         return UnknownProgram(program=program_id[:64])
 
     async def ask(self, program_ids: Sequence[str], scope: Scope, ask: Ask) -> list[TartletError | None]:
         """Ask each program's runtime, each runtime once. Returns an error or None for each program."""
-        answers: list[TartletError | None] = [Unavailable(what="the program's runtime", detail="no answer")] * len(
-            program_ids
-        )
+        silent = Unavailable(what="the program's runtime", detail="no answer")
+        answers: list[TartletError | None] = [silent] * len(program_ids)
         groups: dict[str, list[int]] = defaultdict(list)
         for place, owner in enumerate(await self._owners(program_ids, scope)):
             if isinstance(owner, str):
@@ -246,9 +243,12 @@ class Relay:
         call.relays.add(self._spawn(self._join(call, index, program_id)))
 
     async def _join(self, call: Call, index: int, program_id: str) -> None:
+        wanted = [(index, programs_pb2.AttachTo(program_id=program_id))]
         (owner,) = await self._owners([program_id], EVERYONE)  # a key names programs of its own tenant only
         if isinstance(owner, str):
-            await self._follow(call, owner, [(index, programs_pb2.AttachTo(program_id=program_id))], EVERYONE)
+            await self._follow(call, owner, wanted, EVERYONE)
+        elif isinstance(owner, Unavailable):  # it may be recovering
+            await self._follow_on(call, wanted, EVERYONE)
         else:
             await call.relay([_end(index, program_id, 0, owner)])
 
@@ -334,10 +334,9 @@ class Relay:
                 del self._in_use[address]
 
     def _stub(self, address: str) -> Any:
-        dialer = self._dialers.get(address)
-        if dialer is None:
-            dialer = self._dialers[address] = Dialer(address, self._tls, role="runtime")
-        return programs_pb2_grpc.ProgramsStub(dialer.current())
+        if address not in self._dialers:
+            self._dialers[address] = Dialer(address, self._tls, role="runtime")
+        return programs_pb2_grpc.ProgramsStub(self._dialers[address].current())
 
     async def _hang_up(self, address: str) -> None:
         """Close a failed connection; the next call makes a new one."""

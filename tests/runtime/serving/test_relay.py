@@ -163,6 +163,30 @@ async def test_a_program_is_not_unknown_while_its_runtime_may_be_on_its_way_back
     await server.stop(None)
 
 
+async def test_a_launch_by_a_key_follows_its_program_through_a_recovery_that_takes_long(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"unix:{run_dir}/other.sock"
+    control = FakeControl(known_keys={"k": "p"}, recovering={"p"})
+    accepted, end = _Event(kind=_Event.ACCEPTED), _Event(kind=_Event.ENDED, program_id="p", success=True)
+    server = await _serve(Elsewhere([[accepted], [end]]), address)  # type: ignore[abstract]
+    monkeypatch.setattr(relay, "RETURN_S", 0.1)
+    spec = launch_spec(PYTHON, b"def main(): return 1")
+    spec.idempotency_key = "k"
+    async with running(run_dir, control) as rig, asyncio.timeout(20):
+        stream = Stream(rig.stub.Launch(programs_pb2.LaunchRequest(specs=[spec])))
+        first = await stream.next()
+        assert (first.kind, first.program_id) == (_Event.ACCEPTED, "p")
+        following = asyncio.ensure_future(stream.rest())
+        await asyncio.sleep(0.5)
+        assert not following.done()
+        control.located["p"] = address
+        control.recovering.clear()
+        (ended,) = await following
+        assert (ended.kind, ended.success) == (_Event.ENDED, True)
+    await server.stop(None)
+
+
 class Owner(programs_pb2_grpc.ProgramsServicer):
     """A runtime that keeps the certificates of those who call it."""
 
