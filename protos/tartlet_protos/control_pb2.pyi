@@ -214,7 +214,9 @@ Global___ProgramHistory: _TypeAlias = ProgramHistory  # noqa: Y015
 
 @_typing.final
 class Stored(_message.Message):
-    """How many of control's records to each program are stored in its journal; all ones: it goes on without a journal."""
+    """How many of control's records to each program are stored in its journal; all ones: it goes on without a journal. Of a
+    program that was taken over, this also tells that its guest knows its past again.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -56,9 +56,6 @@ from tartlet_control.tables.programs import ProgramState, RuntimeSession
 log = logging.getLogger("tartlet.control")
 
 _HANDLE: Final = struct.Struct("<I")
-_COUNT: Final = struct.Struct("<Q")
-UNRECORDED: Final = (1 << 64) - 1
-"""Stands for the number of stored records of a program that goes on without its journal."""
 _CHECK_EVERY_S: Final = 5.0
 _RECOUNT_EVERY: Final = 24
 """All references are recounted at each check of this number, because a recount holds up the loop for milliseconds."""
@@ -88,6 +85,7 @@ class Core:
         self.on_runtime, self.on_runtime_gone = runtimes.on_runtime, runtimes.on_runtime_gone
         self.lose_runtime, self.takeovers = runtimes.lose_runtime, runtimes.takeovers
         self.on_journals, self.on_stopping = runtimes.on_journals, runtimes.on_stopping
+        self.on_stored = runtimes.on_stored
         self.on_kept, self.on_start, self.on_end = runtimes.on_kept, runtimes.on_start, runtimes.on_end
         self.batchers = self.lifecycle.batchers
         self._policy = policy_of(settings)
@@ -151,24 +149,6 @@ class Core:
     def _outside(self, program: ProgramState, record: Record, size: int) -> None:
         where = f"record {record.ticket} of queue {record.queue}"
         self.lifecycle.kill(program, MalformedSubmission(detail=f"{where} points outside of {size} payload bytes"))
-
-    def on_stored(self, session: RuntimeSession, handles: bytes, counts: bytes) -> None:
-        """Forget the records to programs that are stored in their journals, in columns as in control.proto.
-
-        Raises:
-            MalformedSubmission: the columns don't fit together.
-        """
-        if len(handles) % 4 or len(counts) != 2 * len(handles):
-            raise MalformedSubmission(detail=f"columns of {len(handles)} and {len(counts)} bytes")
-        for (handle,), (count,) in zip(_HANDLE.iter_unpack(handles), _COUNT.iter_unpack(counts), strict=True):
-            program = session.programs.get(handle)
-            if program is None or program.answers is None:
-                continue
-            if count == UNRECORDED:
-                program.answers = None
-                session.outbox.keeps.pop(handle, None)
-            else:
-                program.answers.store(count)
 
     # ---- engines ------------------------------------------------------------------------------------------------
 

@@ -8,14 +8,23 @@ program that its key names may turn out never to have begun.
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from tartlet_common.capabilities import SHARED, SharedCeilings
 from tartlet_common.clock import Clock
 from tartlet_common.config.lists import listed
 from tartlet_common.config.settings import ControlSettings
-from tartlet_common.errors.registry import ControlLost, Overloaded, RuntimeLost, Superseded, TartletError
+from tartlet_common.errors.registry import (
+    ControlLost,
+    MalformedSubmission,
+    Overloaded,
+    RuntimeLost,
+    Superseded,
+    TartletError,
+    Unavailable,
+)
 from tartlet_control.core.lifecycle import Kept, Lifecycle, StartRequest
 from tartlet_control.core.runtimes.takeovers import Takeovers
 from tartlet_control.tables.programs import RuntimeSession
@@ -24,6 +33,21 @@ log = logging.getLogger("tartlet.control")
 
 BEGINS_S: Final = 1.0
 """For how long a runtime may leave open whether a program has begun. Runtimes of the last release never say so."""
+ANSWER_S: Final = 6.0
+"""For how long a request waits until its key is known: somewhat longer than runtimes take to be back."""
+UNRECORDED: Final = (1 << 64) - 1
+"""Stands for the number of stored records of a program that goes on without its journal."""
+_HANDLE: Final = struct.Struct("<I")
+_COUNT: Final = struct.Struct("<Q")
+_KEY: Final = "whatever the idempotency key names"
+
+
+class _Waiting(NamedTuple):
+    """A request whose key isn't known yet."""
+
+    session: RuntimeSession
+    request: StartRequest
+    since_s: float
 
 
 class Runtimes:
@@ -37,7 +61,7 @@ class Runtimes:
         self.clock = clock
         self.sessions: dict[str, RuntimeSession] = {}  # by runtime id
         self.takeovers = Takeovers(lifecycle, self.sessions, settings, clock)
-        self._waiting: list[tuple[RuntimeSession, StartRequest]] = []  # until their keys are known
+        self._waiting: list[_Waiting] = []
 
     def on_runtime(
         self,
@@ -66,6 +90,25 @@ class Runtimes:
         """Take the name of a runtime's store of journals: it may take over programs whose journals are there."""
         session.journals = journals
         self.takeovers.name_owners()
+
+    def on_stored(self, session: RuntimeSession, handles: bytes, counts: bytes) -> None:
+        """Forget the records to programs that are stored in their journals, in columns as in control.proto.
+
+        Raises:
+            MalformedSubmission: the columns don't fit together.
+        """
+        if len(handles) % 4 or len(counts) != 2 * len(handles):
+            raise MalformedSubmission(detail=f"columns of {len(handles)} and {len(counts)} bytes")
+        for (handle,), (count,) in zip(_HANDLE.iter_unpack(handles), _COUNT.iter_unpack(counts), strict=True):
+            program = session.programs.get(handle)
+            if program is None or program.answers is None:
+                continue
+            if count == UNRECORDED:
+                program.answers = None
+                session.outbox.keeps.pop(handle, None)
+            else:
+                program.answers.store(count)
+                self.takeovers.lives(program)
 
     def on_stopping(self, session: RuntimeSession) -> None:
         """Name other runtimes for the programs of one that stops."""
@@ -120,7 +163,7 @@ class Runtimes:
     def lose_runtime(self, session: RuntimeSession) -> None:
         """Give a runtime up. Its programs begin again elsewhere, or they end and what they hold is freed."""
         self._forget_waiting(session)
-        self.takeovers.leave(session)
+        self.takeovers.lose(session)
         for program in list(session.programs.values()):
             if not program.has_begun:
                 self.lifecycle.keys.forget(program.tenant, program.idempotency_key, program.id)
@@ -132,9 +175,13 @@ class Runtimes:
             del self.sessions[session.runtime_id]
         self.takeovers.name_owners()
 
-    def on_start(self, session: RuntimeSession, request: StartRequest) -> None:
-        """Start a program for a runtime, or let the request wait until its key is known."""
+    def on_start(self, session: RuntimeSession, request: StartRequest, since_s: float | None = None) -> None:
+        """Start a program for a runtime, or let the request wait until its key is known.
+
+        `since_s`: when the request came, if it has waited.
+        """
         now = self.clock.now()
+        since_s = now if since_s is None else since_s
         try:
             if request.adopts:
                 self.takeovers.adopt(session, request)
@@ -142,8 +189,8 @@ class Runtimes:
             known = request.running or request.program_id in self.takeovers.orphans
             if known and not self.takeovers.give_back(session, request):
                 raise Superseded(program=request.program_id)
-            if request.idempotency_key and not request.running and self._may_be_known(request, now):
-                self._waiting.append((session, request))
+            if request.idempotency_key and not request.running and self._may_be_known(request, now, since_s):
+                self._waiting.append(_Waiting(session, request, since_s))
                 return
             existing = self.lifecycle.start(session, request, now)
         except TartletError as e:
@@ -151,16 +198,24 @@ class Runtimes:
             return
         session.outbox.notices.started.append((request.handle, None, existing))
 
-    def _may_be_known(self, request: StartRequest, now: float) -> bool:
+    def _may_be_known(self, request: StartRequest, now: float, since_s: float) -> bool:
         """Return whether it isn't known yet which program the request's key names.
 
         A runtime that isn't back yet, or a store, may have one. Or the program that it names may never begin.
+
+        Raises:
+            Unavailable: nobody can say so now. The answer may be another one later.
+            Overloaded: too many requests wait.
         """
         keys = self.lifecycle.keys
         if named := keys.named(request.tenant, request.idempotency_key):
             waits = named != request.program_id and self._may_never_begin(named, now)
+            if waits and self.takeovers.is_stuck(named, BEGINS_S):
+                raise Unavailable(what=f"program {named}", detail="no runtime can tell now whether it has ever begun")
         else:
             waits = keys.returning(now) or self.takeovers.is_searching
+        if waits and now - since_s >= ANSWER_S:
+            raise Unavailable(what=_KEY, detail="no runtime has told it")
         if waits and len(self._waiting) >= self.settings.max_programs:
             raise Overloaded(what="control's program table", limit=self.settings.max_programs)
         return waits
@@ -174,7 +229,7 @@ class Runtimes:
         return is_gone or now - program.started_s < BEGINS_S
 
     def _forget_waiting(self, session: RuntimeSession, handle: int | None = None) -> None:
-        self._waiting = [(s, r) for s, r in self._waiting if s is not session or handle not in (None, r.handle)]
+        self._waiting = [w for w in self._waiting if w.session is not session or handle not in {None, w.request.handle}]
 
     def on_end(
         self, session: RuntimeSession, handle: int, *, failed: bool, withdrawn: bool = False, goes_on: bool = False
@@ -204,8 +259,8 @@ class Runtimes:
         self.lifecycle.families.tend(now, self.takeovers.orphans.__contains__, grace_s)
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            for session, request in waiting:
-                self.on_start(session, request)  # which lets it wait again if it has to
+            for session, request, since_s in waiting:
+                self.on_start(session, request, since_s)  # which lets it wait again if it has to
         for session in list(self.sessions.values()):
             if session.gone_since is not None and now - session.gone_since >= self.settings.runtime_grace_s:
                 log.warning("runtime %s did not come back", session.runtime_id)

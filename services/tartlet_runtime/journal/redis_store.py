@@ -320,7 +320,7 @@ def _refusal(program_id: str, status: int) -> TartletError:
         return Superseded(program=program_id)
     if status == scripts.UNKNOWN:
         return UnknownProgram(program=program_id)
-    return JournalUnavailable(detail="its stream is shorter than what was stored")
+    return JournalUnavailable(detail="its stream is shorter than what was stored", for_good=True)
 
 
 def _told(error: BaseException) -> str:

@@ -182,6 +182,8 @@ class RecoveredProgram(Program):
             raise Diverged(wait=0, detail=f"control had {self._skip} commands more than the program gives now")
         self._is_past = False
         self._tell_history()
+        if self.recorder is not None:
+            self.recorder.acknowledge(self.heard)
         self._world.ops.resume(self)
         self.output.caught_up()
         now_s = self._world.clock.now()

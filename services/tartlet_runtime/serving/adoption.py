@@ -114,7 +114,8 @@ class Adoption:
         try:
             parsed = parse_journal(stored.data, program_id)
             if parsed.size != len(stored.data):
-                raise JournalUnavailable(detail=f"byte {parsed.size} of {len(stored.data)} is damaged")
+                detail = f"byte {parsed.size} of {len(stored.data)} is damaged"
+                raise JournalUnavailable(detail=detail, for_good=True)
             spec = spec_of(parsed.header, self._table.limits)
             make_guest = self._table.maker(spec) or await self._table.compile(spec)
             if (here := self._table.identity(spec)) != parsed.header.component:

@@ -11,9 +11,9 @@ from tartlet_common.abi import Op
 from tartlet_common.errors.registry import JournalUnavailable, Overloaded, RuntimeLost, Superseded, UnknownProgram
 from tartlet_common.rpc.tenancy import EVERYONE
 from tartlet_control.core import lifecycle
-from tartlet_control.core.core import UNRECORDED
 from tartlet_control.core.lifecycle import Kept, StartRequest
 from tartlet_control.core.runtimes.takeovers import ALL_COMMANDS, RETRY_S
+from tartlet_control.core.sessions import UNRECORDED
 from tartlet_control.tables.outbox import Adopted
 from tartlet_control.tables.programs import RuntimeSession
 from tests.control.harness import Answer, Guest, Host

@@ -27,6 +27,7 @@ from tartlet_common.pauses import Pause
 from tartlet_control.core.lifecycle import Lifecycle, StartRequest
 from tartlet_control.core.places import pausing
 from tartlet_control.core.runtimes.searches import Found, Searches
+from tartlet_control.core.runtimes.tries import MOST, Tries
 from tartlet_control.tables.outbox import Adopted, Notices
 from tartlet_control.tables.programs import ProgramState, RuntimeSession
 
@@ -56,10 +57,9 @@ class Orphan:
     """Whether the last runtime that was asked can't read its journal now."""
 
 
-def choose(sessions: Iterable[RuntimeSession], journals: str) -> RuntimeSession | None:
-    """Return the runtime that gets a program whose journal is in a store: the one with the fewest programs."""
-    fit = [s for s in sessions if s.gone_since is None and not s.stopping and s.journals == journals]
-    return min(fit, key=lambda s: len(s.programs), default=None)
+def fit(sessions: Iterable[RuntimeSession], journals: str) -> list[RuntimeSession]:
+    """Return the runtimes that can take over a program whose journal is in a store."""
+    return [s for s in sessions if s.gone_since is None and not s.stopping and s.journals == journals]
 
 
 class Takeovers:
@@ -79,8 +79,22 @@ class Takeovers:
         self._nowhere = lifecycle.nowhere
         self._next_handle = 1
         self._searches = Searches()
+        self._tries = Tries()
         self._ticked_s = clock.now()
         self._returned_s = clock.now() + settings.runtime_grace_s  # the runtimes of an earlier control are back by then
+
+    def lose(self, session: RuntimeSession) -> None:
+        """Take the programs from a runtime that is gone. Those end of which too many runtimes have died in a row."""
+        failed = [] if session.stopping else self._tries.died(session)
+        self.leave(session)
+        for program_id in failed:
+            log.error("%d runtimes that were to go on with program %s have died in a row", MOST, program_id)
+            orphan = self.orphans.get(program_id)
+            if orphan is not None:
+                self._give_up(orphan, RuntimeLost())
+            else:  # it has ended, and nobody asks for its end
+                self._lifecycle.ended_at.pop(program_id, None)
+                self._tries.forget(program_id)
 
     def leave(self, session: RuntimeSession) -> None:
         """Take the programs that can begin again elsewhere from a runtime that is gone, or stops."""
@@ -90,6 +104,7 @@ class Takeovers:
                 continue
             program.journals = journals
             self.orphans[program.id] = Orphan(program.id, journals, program.epoch, self._clock.now())
+            self._tries.stop(program.id)
             self._move(program, self._nowhere, self._next_handle)
             self._next_handle += 1
         for program_id, ended in self._lifecycle.ended_at.items():
@@ -151,6 +166,16 @@ class Takeovers:
         for orphan in self.orphans.values():
             if orphan.named is session:
                 orphan.named = None
+                self._tries.stop(orphan.program_id)
+
+    def lives(self, program: ProgramState) -> None:
+        """Take a runtime's word that its journal of a program is stored: one that was taken over lives again then."""
+        self._tries.lives(program.id, self._clock.now())
+
+    def is_stuck(self, program_id: str, after_s: float) -> bool:
+        """Return whether no runtime is at work on a program that has had none for a while."""
+        orphan = self.orphans.get(program_id)
+        return orphan is not None and orphan.named is None and self._clock.now() - orphan.since_s >= after_s
 
     def on_kept(self, program_id: str) -> None:
         """Take a runtime's word that a program has ended, whatever its journal says."""
@@ -176,13 +201,22 @@ class Takeovers:
         for orphan in self.orphans.values():
             if orphan.named is not None or now < orphan.not_before_s or self._is_premature(orphan, now):
                 continue
-            session = choose(self._sessions.values(), orphan.journals)
+            able = fit(self._sessions.values(), orphan.journals)
+            session = min(
+                self._tries.may_begin_at(orphan.program_id, able), key=lambda s: len(s.programs), default=None
+            )
             if session is not None:
                 orphan.named = session
+                self._tries.begin(orphan.program_id, session)
                 orphan.epoch += 1
                 program = self._lifecycle.programs.get(orphan.program_id)
                 whole = orphan.found is not None if program is None else program.awaits_history
                 session.outbox.notices.takeovers.append((orphan.program_id, orphan.epoch, whole))
+
+    def _waits_for_its_turn(self, orphan: Orphan) -> bool:
+        """Return whether a program waits until runtimes have tried others."""
+        able = fit(self._sessions.values(), orphan.journals)
+        return bool(able) and not self._tries.may_begin_at(orphan.program_id, able)
 
     def give_back(self, session: RuntimeSession, request: StartRequest) -> bool:
         """Return whether a runtime may go on with a program that it runs: not if another runtime is the owner.
@@ -203,11 +237,13 @@ class Takeovers:
             if orphan.named is not None or (request.durable and request.epoch < orphan.epoch):
                 return False
             del self.orphans[request.program_id]
+            self._tries.forget(request.program_id)
             return True
         least = orphan.epoch if program is None or orphan.named is not None else program.epoch
         if request.epoch < least or not request.history:
             return False
         del self.orphans[request.program_id]
+        self._tries.forget(request.program_id)
         if program is not None:  # what it was told meanwhile was told to nobody, and its history is its state
             self._lifecycle.forget(program, None)
         return True
@@ -237,6 +273,7 @@ class Takeovers:
         assert program.answers is not None
         program.epoch = orphan.epoch
         program.answers.store(request.heard)
+        self._tries.adopted(program.id, program, now)
         notices.adopted.append(Adopted(request.handle, program.commands, now - orphan.since_s))
         self._move(program, session, request.handle)
         program.pauses.add(Pause("runtime", now - orphan.since_s))
@@ -248,6 +285,7 @@ class Takeovers:
     def _adopt_ended(self, session: RuntimeSession, request: StartRequest, orphan: Orphan) -> None:
         """Let a runtime tell the end of a run that control has settled before, or go on with the program's next run."""
         ended = self._lifecycle.ended_at.get(orphan.program_id)
+        self._tries.adopted(orphan.program_id, None, self._clock.now())
         if ended is None and orphan.found is not None:
             self._begin(session, request, orphan)
             return
@@ -266,13 +304,16 @@ class Takeovers:
         paused_s = self._clock.now() - orphan.since_s
         self._lifecycle.start(session, replace(request, running=True), self._clock.now())
         program = self._lifecycle.programs[request.program_id]
+        self._tries.adopted(program.id, program, self._clock.now())
         program.pauses.add(Pause("runtime", paused_s))
         pausing.hand_over(program)
         session.outbox.notices.adopted.append(Adopted(request.handle, 0, paused_s))
         log.info("runtime %s begins program %s again", session.runtime_id, request.program_id)
 
     def _lost(self, orphan: Orphan, error: TartletError, now: float) -> None:
-        if error.retryable and orphan.waited_s < self._settings.takeover_grace_s:
+        self._tries.stop(orphan.program_id)
+        may_pass = error.retryable and not error.fields.get("for_good")  # as a damaged journal is
+        if may_pass and orphan.waited_s < self._settings.takeover_grace_s:
             orphan.named, orphan.not_before_s = None, now + RETRY_S
             orphan.is_unreadable = isinstance(error, JournalUnavailable)
             return
@@ -280,6 +321,7 @@ class Takeovers:
 
     def _give_up(self, orphan: Orphan, error: TartletError) -> None:
         del self.orphans[orphan.program_id]
+        self._tries.forget(orphan.program_id)
         program = self._lifecycle.programs.get(orphan.program_id)
         log.warning("program %s is lost with its runtime: %s", orphan.program_id, error)
         if program is not None:
@@ -293,14 +335,17 @@ class Takeovers:
     def tick(self) -> None:
         """Give up orphans that nobody has taken for too long, and name owners for the others.
 
-        Time doesn't count while no runtime is there that has its store, while the journal can't be read, and while a
-        runtime is at work: a machine that is slow, or a Redis that is away, costs no program.
+        Time doesn't count while no runtime is there that has its store, while the journal can't be read, while a
+        runtime is at work, and while a program waits to be tried alone: a machine that is slow, or a Redis that is
+        away, costs no program.
         """
         now = self._clock.now()
+        self._tries.tick(now)
         passed_s, self._ticked_s = now - self._ticked_s, now
         if any(s.gone_since is None and s.journals for s in self._sessions.values()):
             for orphan in list(self.orphans.values()):
-                if orphan.named is None and not orphan.is_unreadable and now > orphan.since_s:
+                is_left = orphan.named is None and not orphan.is_unreadable and now > orphan.since_s
+                if is_left and not self._waits_for_its_turn(orphan):
                     orphan.waited_s += min(passed_s, now - orphan.since_s)
                     if orphan.waited_s >= self._settings.takeover_grace_s:
                         self._give_up(orphan, RuntimeLost())
