@@ -16,22 +16,26 @@ from typing import Any, Final
 from tartlet_common.config.settings import RuntimeSettings
 from tartlet_common.process.role import run_role
 from tartlet_runtime.app import main
+from tartlet_runtime.journal.file_store import FileStore
 from tartlet_runtime.journal.redis_store import RedisStore
 from tartlet_runtime.link import control_link
 from tartlet_runtime.link.control_link import ControlLink
 from tartlet_runtime.program.output import Output
 from tartlet_runtime.program.program import Program
 from tartlet_runtime.program.recorder import Recorder
+from tartlet_runtime.program.recovered import RecoveredProgram
 from tartlet_runtime.serving.server import ProgramsService
 
 POINTS: Final = {
     "delivery": (Recorder, "record"),  # a guest is told something, or a client's message is taken
-    "store": (RedisStore, "_send"),  # a turn is stored
+    "store": (RedisStore, "_send"),  # a turn is stored in Redis
+    "write": (FileStore, "append"),  # a turn is stored in files
     "commands": (ControlLink, "_make_frames"),  # commands leave for control
     "answers": (control_link, "take"),  # a frame of control is taken in
     "output": (Output, "_show"),  # clients may see what the program has said
     "message": (Program, "hear"),  # a client's message is taken
     "reply": (ProgramsService, "Send"),  # the client is told that its message was taken
+    "rerun": (RecoveredProgram, "_remembered"),  # the guest of a program that was taken over is told of its past
     "end": (Program, "_depart"),  # control is told of the program's end
     "ended": (Program, "finish"),  # clients are told of the program's end
 }
