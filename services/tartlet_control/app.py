@@ -122,7 +122,7 @@ async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, l
             if follower is not None:
                 tasks.create_task(follower.run())
             for each in kept:
-                tasks.create_task(each.run(loop.changed))
+                tasks.create_task(each.keeper.run(loop.changed))
             await server.wait_for_termination()
     except* LeaseLost as group:
         log.error("%s", group.exceptions[0])  # noqa: TRY400 - it names what is wrong
@@ -134,7 +134,7 @@ async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, l
         if follower is not None:
             await follower.close()
         for each in kept:
-            await each.close()
+            await each.keeper.close()
 
 
 def _add_services(
@@ -154,7 +154,7 @@ async def _open_store(core: Core) -> tuple[KeptStore | KeptTopics, ...]:
 
     core.lifecycle.store = store = store_of(core.settings, core.epoch)
     core.lifecycle.topics = topics = topics_of(core.settings, core.epoch)
-    await asyncio.gather(store.load(), topics.load())
+    await asyncio.gather(store.keeper.load(), topics.keeper.load())
     return store, topics
 
 

@@ -40,7 +40,7 @@ from tartlet_control.tables.keys import RETURN_S, Keys
 from tartlet_control.tables.models import Models, ServedModel
 from tartlet_control.tables.outbox import Limbo, Settled
 from tartlet_control.tables.programs import ProgramState, RuntimeSession
-from tartlet_control.tables.shared.store import MemoryStore, Store
+from tartlet_control.tables.shared.store import MemoryStore, Store, teller
 from tartlet_control.tables.shared.topics import Topics
 
 ENDED_KEPT: Final = 16_384
@@ -189,8 +189,9 @@ class Lifecycle:
         self.keys.add(request.tenant, request.idempotency_key, program.id)
         session.programs[program.handle] = program
         program.awaits_history = request.history
+        program.run = request.run
         if request.durable:
-            program.epoch, program.run = request.epoch, request.run
+            program.epoch = request.epoch
             program.answers = session.outbox.keeps[program.handle] = Answers(request.heard, has_journal=request.running)
         self.families.add(request)
         self.on_start(program, request)
@@ -323,7 +324,7 @@ class Lifecycle:
             killed = program.killed is not None
             self.accounts.finish(program.tenant, program.belongs_to, program.account, killed=killed)
             if settled is not None:
-                self.store.leave(program.id)
+                self.store.leave(teller(program.id, program.run))
             journals, next_after = "", b""
             if program.answers is not None and settled is not None:
                 journals = program.journals or program.session.journals
@@ -351,7 +352,7 @@ class Lifecycle:
     def release(self, program: ProgramState) -> None:
         """Give back all that a program holds, and drop its undispatched commands."""
         program.live = False
-        self.topics.leave(program.id)
+        self.topics.leave(program.id, teller(program.id, program.run))
         self.names.leave(program.id)
         program.in_flight = program.dispatched
         for queue in program.queues.values():

@@ -13,7 +13,7 @@ from tartlet_common.errors.registry import InvalidArgument, Overloaded
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.tables.outbox import CANCELLED, RESULT
 from tartlet_control.tables.programs import ProgramState
-from tartlet_control.tables.shared.store import Request, checked
+from tartlet_control.tables.shared.store import Request, checked, teller
 from tartlet_control.tables.shared.topics import Answer, Safe, Subscribed
 
 SHARED_OPS: Final = frozenset(
@@ -58,7 +58,8 @@ class SharedOps:
         if program.session.outbox.shared_bytes(program.handle) > MAX_UNSENT_BYTES:
             raise Overloaded(what="unsent answers of the store, in bytes", limit=MAX_UNSENT_BYTES)
         key, value = _split("key", record.a, payload) if record.op == Op.STORE_SET else (_text("key", payload), b"")
-        request = Request(record.op, key, value, program.id, record.ticket if record.flags & 1 else 0)
+        who = teller(program.id, program.run)
+        request = Request(record.op, key, value, who, record.ticket if record.flags & 1 else 0)
 
         def answer(found: int, value: bytes, error: TartletError | None) -> None:
             if not program.live:
@@ -108,7 +109,7 @@ class SharedOps:
             case Op.BROADCAST:
                 topic, message = _split("topic", record.a, payload)
                 check_shared(program.grants, "topics", topic)
-                sender = (program.id, record.ticket if record.flags & 1 else 0)
+                sender = (teller(program.id, program.run), record.ticket if record.flags & 1 else 0)
                 tell = partial(_answer, program, record)
                 topics.publish(program.tenant, topic, message, sender, tell)
             case Op.SUBSCRIBE:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.errors.registry import InvalidArgument, Overloaded
 from tartlet_control.tables.shared.topics import MAX_OF_TENANT, MAX_WAITING, Safe
-from tartlet_control.values import kept_topics
+from tartlet_control.values import keeper
 from tartlet_control.values.kept_topics import KeptTopics
 from tartlet_control.values.redis_values import topics_of
 from tartlet_control.values.values import Change, Found, Values, ValuesAway
@@ -80,7 +80,7 @@ class World:
         """Start a control, to which all programs come back."""
         self.topics = KeptTopics(self.values)
         self.on_the_way = []
-        await self.topics.load()
+        await self.topics.keeper.load()
         for (program_id, ticket), message in self.unanswered.items():
             self._publish(program_id, ticket, message)  # also before the subscribers are back
         for name, got in self.got.items():
@@ -124,7 +124,7 @@ class World:
                     self.asks.add(name)
                     self.topics.next_message(name, 1, 9)
             case "write":
-                await self.topics._write()
+                await self.topics.keeper.write()
             case "deliver" if self.on_the_way:
                 self.on_the_way.pop(0)()
             case "store" if self.got:
@@ -141,21 +141,21 @@ class World:
                 name = f"s{len(self.since)}"
                 self.got[name], self.since[name] = [], Counter(self.sent)
                 self.topics.subscribe("t", name, 1, "news", partial(self._hand, name))
-                await self.topics._write()
+                await self.topics.keeper.write()
             case "part" if len(self.got) > 1:
                 name = pick.choice(sorted(self.got))
                 del self.got[name]
                 self.asks.discard(name)
                 self.on_the_way = [each for each in self.on_the_way if each.args[0] != name]
                 self.topics.leave(name)
-                await self.topics._write()
+                await self.topics.keeper.write()
             case _:
                 pass
 
     async def end(self) -> None:
         """Deliver all there is, and check what the subscribers got."""
         for _ in range(2 * sum(self.sent.values()) + 2):
-            await self.topics._write()
+            await self.topics.keeper.write()
             while self.on_the_way:
                 self.on_the_way.pop(0)()
             for name in self.got.keys() - self.asks:
@@ -171,7 +171,7 @@ class World:
                 assert set(mine) >= set(range(self.since[name][program_id] + 1, count + 1))
         for name in list(self.got):
             self.topics.leave(name)
-        await self.topics._write()
+        await self.topics.keeper.write()
         assert [each async for each in self.values.read() if each.told is None] == [], "nothing is left"
 
 
@@ -198,7 +198,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_so_it_is_in_a_redis(redis: RedisServer, seed: int) -> None:
-    values = topics_of(ControlSettings(store_url=redis.url, directory_release=f"r{seed}"), 1)._values
+    values = topics_of(ControlSettings(store_url=redis.url, directory_release=f"r{seed}"), 1).keeper.values
     await scenario(values, random.Random(seed).choices(STEPS, k=120), seed)
     await values.close()
 
@@ -207,8 +207,8 @@ async def test_nothing_is_told_while_the_redis_is_away_and_calls_are_bounded() -
     values, told = MemoryValues(), list[object]()
     values.is_away = True
     topics = KeptTopics(values)
-    await topics.load()
-    running = asyncio.ensure_future(topics.run(lambda: None))
+    await topics.keeper.load()
+    running = asyncio.ensure_future(topics.keeper.run(lambda: None))
 
     def hand(*answer: object) -> None:
         told.append(answer)
@@ -222,7 +222,7 @@ async def test_nothing_is_told_while_the_redis_is_away_and_calls_are_bounded() -
     await asyncio.sleep(0.3)
     assert told == []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_topics, "MAX_WAITING", 1)
+        patch.setattr(keeper, "MAX_WAITING", 1)
         with pytest.raises(Overloaded):
             topics.when_ready(work)
     values.is_away = False
@@ -234,7 +234,7 @@ async def test_nothing_is_told_while_the_redis_is_away_and_calls_are_bounded() -
         topics.publish("t", "", b"hi", ("p", 2), told.append)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await topics.close()
+    await topics.keeper.close()
 
 
 async def test_the_oldest_messages_give_way_and_a_program_that_never_comes_back_loses_its_own(
@@ -242,24 +242,24 @@ async def test_the_oldest_messages_give_way_and_a_program_that_never_comes_back_
 ) -> None:
     values = MemoryValues()
     before = KeptTopics(values)
-    await before.load()
+    await before.keeper.load()
     before.subscribe("t", "s", 1, "news", lambda *_: None)
     before.subscribe("t", "gone", 1, "news", lambda *_: None)
     for n in range(MAX_WAITING + 3):
         before.publish("t", "news", b"%d" % n, ("p", n + 1), lambda _: None)
-    await before._write()
-    await before._write()
-    monkeypatch.setattr(kept_topics, "CLAIM_S", 0.0)
+    await before.keeper.write()
+    await before.keeper.write()
+    monkeypatch.setattr(keeper, "CLAIM_S", 0.0)
     after, told = KeptTopics(values), list[object]()
-    await after.load()
+    await after.keeper.load()
     after.resume("t", "s", 1, "news", lambda *answer: told.append(answer), 0, None)
     after.next_message("s", 1, 7)
     assert told == [(7, 3, b"3")]
     await asyncio.sleep(0.05)
-    await after._write()
+    await after.keeper.write()
     assert not [key for _, key in values.values if key.startswith("p/gone/")]
     assert sum(key.startswith("m/") for _, key in values.values) == MAX_WAITING
-    await after.close()
+    await after.keeper.close()
 
 
 async def test_messages_to_many_subscriptions_neither_fill_a_write_nor_the_memory() -> None:
@@ -271,17 +271,17 @@ async def test_messages_to_many_subscriptions_neither_fill_a_write_nor_the_memor
             await super().write(changes)
 
     topics, told = KeptTopics(Counting()), list[int]()
-    await topics.load()
+    await topics.keeper.load()
     for n in range(MAX_OF_TENANT):
         topics.subscribe("t", f"p{n // 64}", n % 64, "news", lambda *_: None)
     with contextlib.suppress(Overloaded):
-        for n in range(kept_topics.MAX_WAITING):
+        for n in range(keeper.MAX_WAITING):
             topics.publish("t", "news", b"hi", ("p", n + 1), told.append)
-    assert sum(len(each.changes) for each in topics._waiting) * 200 < kept_topics.MAX_WAITING_BYTES
-    await topics._write()
+    assert sum(len(each.changes) for each in topics.keeper.waiting) * 200 < keeper.MAX_WAITING_BYTES
+    await topics.keeper.write()
     assert told == [MAX_OF_TENANT] * len(told) != []
     assert max(written) < 4096 + MAX_OF_TENANT + 2, "Redis must answer in time, and others wait meanwhile"
-    await topics.close()
+    await topics.keeper.close()
 
 
 async def test_what_makes_no_sense_is_deleted() -> None:
@@ -289,7 +289,7 @@ async def test_what_makes_no_sense_is_deleted() -> None:
     wrong = {"s/x/y": b"news", "s/a/1": b"\xff", "m/zz": b"", "m/5": b"nobody's", "p/a/1/0": b"5", "p/": b"", "": b""}
     values.values = {("t", key): value for key, value in wrong.items()} | {("t", "s/b/1"): b"news"}
     topics = KeptTopics(values)
-    await topics.load()
-    await topics._write()
+    await topics.keeper.load()
+    await topics.keeper.write()
     assert values.values == {("t", "s/b/1"): b"news"}
-    await topics.close()
+    await topics.keeper.close()

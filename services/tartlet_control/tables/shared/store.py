@@ -57,6 +57,11 @@ class Store(Protocol):
         """Note that a program has ended, and asks nothing again."""
 
 
+def teller(program_id: str, run: bytes) -> str:
+    """Return the name under which the answers to a run's calls are kept: its tickets begin anew with each run."""
+    return f"{program_id}/{run.hex()}" if run else program_id
+
+
 class MemoryStore:
     """A store in control's memory. It is empty again when control starts anew.
 

@@ -255,8 +255,8 @@ class Topics:
             raise InvalidArgument(argument="message", detail=told)
         return list(self._of_topic.get((tenant, topic), {}).values())
 
-    def leave(self, program_id: str) -> None:
-        """End all subscriptions of a program."""
+    def leave(self, program_id: str, teller: str = "") -> None:
+        """End all subscriptions of a program, and forget the answers to the broadcasts of its run (`store.teller`)."""
         for number, each in list(self._of_program.get(program_id, {}).items()):
             self._drop(program_id, number, each)
 
