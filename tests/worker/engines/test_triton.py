@@ -19,8 +19,12 @@ from tartlet_worker.attention.torch_gather import TorchGather
 from tartlet_worker.attention.triton_paged import TritonPaged
 from tartlet_worker.pools import FAR
 from tartlet_worker.torch_engine.attention_choice import choose
+from tartlet_worker.torch_engine.loader import load_engine
+from tests.worker.driver import Driver
+from tests.worker.engines import test_invariance as invariance
 from tests.worker.engines.test_contract import RandomProgram
 from tests.worker.engines.test_page_tables import Pair
+from tests.worker.families import checkpoint
 from tests.worker.numerics import test_numerics as numerics
 from tests.worker.seeds import rng as fresh
 from tests.worker.triton_rounding import to_bf16
@@ -118,6 +122,17 @@ def test_batch_invariant_bits_do_not_depend_on_the_batch() -> None:
             batch.num_pages[b : b + 1], batch.column_position[b : b + 1],
         )  # fmt: skip
         assert torch.equal(whole[mine], attention.run(attention.prepare(alone), q[mine], kv, None))
+
+
+def test_an_engine_s_bits_do_not_depend_on_the_batch() -> None:
+    sizes: dict[str, Any] = {"dtype": "float32", "kernels": "torch", "graphs": "off", **invariance.SIZES}
+    how: dict[str, Any] = {"attention": "triton", "device": DEVICE, "batch_invariant": True}
+    d = Driver(load_engine(checkpoint("qwen3-norms"), **sizes, **how))
+    invariance.test_bits_do_not_depend_on_how_prefill_is_split(d, [3, 17, 18, 100])
+    invariance.test_bits_do_not_depend_on_whether_the_page_list_is_longer_than_the_context(d)
+    invariance.test_bits_do_not_depend_on_what_else_is_in_the_batch(d)
+    want, *others = invariance.decodes(d, (0, 5))
+    assert all(np.array_equal(got, want) for got in others)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="test_contract.py runs them on the CPU")

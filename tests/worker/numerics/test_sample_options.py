@@ -19,6 +19,7 @@ from tartlet_worker.kernels import available
 from tartlet_worker.sampling.philox import uniform
 from tartlet_worker.torch_engine.loader import load_engine
 from tests.worker.families import checkpoint
+from tests.worker.numerics.test_numerics import INTERPRETED, SHADOW
 from tests.worker.seeds import rng as fresh
 from tests.worker.steps import embed, forward, fwd, run, sample, with_options
 
@@ -47,13 +48,20 @@ def fake() -> tuple[Any, Callable[[], F64]]:
 def torch(attention: str) -> tuple[Any, Callable[[], F64]]:
     if attention == "c" and not available():
         pytest.skip("the C kernels are not built")
+    kernels = "torch" if attention in {"flashinfer", "triton"} else "auto"  # GPUs sample in torch
     engine = load_engine(
-        checkpoint("llama3-grouped"), attention=attention, dtype="float32", num_pages=8, num_embeds=256
+        checkpoint("llama3-grouped"), attention=attention, kernels=kernels, dtype="float32", num_pages=8, num_embeds=256
     )
     return engine, lambda: engine.decoder.logits(engine.pools, np.arange(ROWS)).double().numpy()
 
 
-@pytest.fixture(scope="module", params=["fake", "torch-gather", "c"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "fake", "torch-gather", "c", pytest.param("flashinfer", marks=SHADOW),
+        pytest.param("triton", marks=INTERPRETED),
+    ],
+)  # fmt: skip
 def subject(request: pytest.FixtureRequest) -> Subject:
     engine, logits = fake() if request.param == "fake" else torch(request.param)
     embeds = list(range(ROWS))
