@@ -160,11 +160,11 @@ SECURITY_TAIL = """
 - NetworkPolicies allow only the traffic that the roles need, if the cluster's network enforces them. A chart can't know
   where the API server is. So the operator may dial any address on the API server's ports (443, 6443) until
   `networkPolicy.apiServer.cidrs` names the address.
-- In the namespaces that the operator watches, its account writes Deployments, PodDisruptionBudgets, status and events,
-  sets the size of pools with `spec.autoscaling`, and reads pods and ConfigMaps. It keeps its Lease, and creates the
-  Lease again if somebody deletes it. It reads no Secret and creates no pod, role or token. In the release's own
-  namespace it also makes the pools that the ConfigMap `<release>-pools` lists: who may write this ConfigMap may create
-  pools there.
+- In the namespaces that the operator watches, its account writes Deployments, PodDisruptionBudgets, the ConfigMaps with
+  the lists of pools' adapters, status and events, sets the size of pools with `spec.autoscaling`, and reads pods and
+  ConfigMaps. It keeps its Lease, and creates the Lease again if somebody deletes it. It reads no Secret and creates no
+  pod, role or token. In the release's own namespace it also makes the pools that the ConfigMap `<release>-pools` lists:
+  who may write this ConfigMap may create pools there.
 - `...:viewer` may read Tartlet's objects. `...:editor` may also change them, read and write ConfigMaps (which hold
   large programs), read one Secret, `<release>-client-tls`, and forward a port to a runtime. `tartlet run --kube` needs
   these rights.

@@ -85,9 +85,9 @@ class Adapter(ApiModel):
         description="Its directory within the model's volume, as PEFT saves it.",
         json_schema_extra=rules(
             rule(
-                f"{_SAFE_PATH} && !self.contains(',')",
-                "spec.model.adapters[].path must be relative and without '..' and commas: give the adapter's directory "
-                "within the volume",
+                f"{_SAFE_PATH} && self.matches('^[^,[:cntrl:]]*$')",
+                "spec.model.adapters[].path must be relative and without '..', commas and line breaks: give the "
+                "adapter's directory within the volume",
             )
         ),
     )
@@ -149,10 +149,10 @@ class Model(ApiModel):
     image: ModelImage | None = Field(
         default=None, description="The checkpoint is in this image; needs Kubernetes 1.35, or the gate `ImageVolume`."
     )
-    adapters: Annotated[list[Adapter], Field(max_length=64)] = Field(
-        default_factory=list,
-        description="LoRA adapters that each engine has beside the model (docs/adapters.md). Another list makes other "
-        "engines, which take over one after the other.",
+    adapters: Annotated[list[Adapter], Field(max_length=64)] | None = Field(
+        default=None,
+        description="LoRA adapters that each engine has beside the model (docs/adapters.md). Running engines follow a "
+        "change of the list, an empty one too. Only a pool that has no list and gets one, or loses it, gets new pods.",
         json_schema_extra=rules(
             rule(
                 "self.all(x, self.filter(y, y.name == x.name).size() == 1)",

@@ -23,6 +23,7 @@ class Reason(StrEnum):
     MODEL_INIT_FAILED = "ModelInitFailed"
     PODS_REFUSED = "PodsRefused"
     POD_UNSTARTED = "PodUnstarted"
+    ADAPTERS_REFUSED = "AdaptersRefused"
     AS_EXPECTED = "AsExpected"
     CONTROL_UNREACHABLE = "ControlUnreachable"
     DELETING = "Deleting"
@@ -87,6 +88,7 @@ MEANING: dict[Reason, str] = {
     Reason.MODEL_INIT_FAILED: "The container of `spec.model.init` failed.",
     Reason.PODS_REFUSED: "The API server refuses the pods: pod security, a quota, or a name that doesn't exist.",
     Reason.POD_UNSTARTED: "A node can't start a pod: something it names is missing, or its memory limit is too small.",
+    Reason.ADAPTERS_REFUSED: "An engine can't have an adapter that the pool lists; it serves the others.",
     Reason.AS_EXPECTED: "Nothing is wrong.",
     Reason.CONTROL_UNREACHABLE: "Control doesn't answer: the state of engines is unknown, and no run is launched.",
     Reason.DELETING: "The pool was deleted, and its pods have gone.",

@@ -52,6 +52,7 @@ class ControlView:
         engines: each engine's state, by id; None: control doesn't answer. The id is `NAMESPACE/POD`, or `POD` where
             workers dial a Unix socket.
         programs: each engine's number of programs, by id.
+        adapters_refused: the adapters that engines can't have, with the reasons, by the engine's id.
         shared: the shared pools with a ready engine, `NAMESPACE/POOL`, by the model that they serve.
         work: each engine's work, by id.
         told_s: when control told the work, by the operator's clock.
@@ -63,6 +64,7 @@ class ControlView:
     incarnation: str = ""
     engines: Mapping[str, str] | None = None
     programs: Mapping[str, int] = field(default_factory=dict)
+    adapters_refused: Mapping[str, str] = field(default_factory=dict)
     catalogue: dict[str, dict[str, str]] = field(default_factory=dict)
     silent: bool = False
     shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -77,6 +79,10 @@ class ControlView:
     def programs_in(self, namespace: str) -> Mapping[str, int]:
         """Return the numbers of programs of a namespace's engines, by pod."""
         return _by_pod(self.programs, namespace)
+
+    def adapters_refused_in(self, namespace: str) -> Mapping[str, str]:
+        """Return what a namespace's engines can't have, by pod."""
+        return _by_pod(self.adapters_refused, namespace)
 
 
 def _by_pod(by_id: Mapping[str, T], namespace: str) -> dict[str, T]:

@@ -69,6 +69,7 @@ class ControlWatch:
             ctx.try_again()
         self._share(reply)
         self._order(reply)
+        self._note_refusals(reply)
         view.work = {e.id: Work(e.pool, e.waiting_s, e.device_s, e.programs_now) for e in reply.engines}
         view.told_s = ctx.clock.now()
         engines = {e.id: e.state for e in reply.engines}
@@ -91,6 +92,18 @@ class ControlWatch:
         orders = {each.pool: own_of(each) for each in reply.orders}
         if orders != self._ctx.view.orders:
             self._ctx.view.orders = orders
+            for pool in list(self._ctx.store.pools):
+                self._ctx.queue.add(pool)
+
+    def _note_refusals(self, reply: control_pb2.EnginesReply) -> None:
+        """Note the adapters that engines can't have, and queue all pools if these are others than before."""
+        refused = {
+            e.id: "; ".join(f"{name}: {why}" for name, why in sorted(e.refused.items()))
+            for e in reply.engines
+            if e.refused
+        }
+        if refused != self._ctx.view.adapters_refused:
+            self._ctx.view.adapters_refused = refused
             for pool in list(self._ctx.store.pools):
                 self._ctx.queue.add(pool)
 

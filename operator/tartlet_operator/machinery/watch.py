@@ -103,8 +103,8 @@ class Watch:
             self._queue.add(Key("EnginePool", meta["namespace"], pool))
 
     async def on_config_map(self, event: Mapping[str, Any], **_: Any) -> None:
-        """Queue the Inferlets whose source is in a ConfigMap."""
-        self._heard()
+        """Queue the Inferlets whose source is in a ConfigMap, or the pool whose adapters it lists."""
+        await self.on_part_of_pool(event)
         meta = event["object"]["metadata"]
         self._guard.notice(meta["namespace"], meta["name"])
         for key in self._store.inferlets_from(meta["namespace"], meta["name"]):

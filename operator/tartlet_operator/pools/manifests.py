@@ -16,6 +16,10 @@ from tartlet_operator.pools import model_parts
 from tartlet_operator.pools.model_parts import MODELS_DIR
 
 SCRATCH_DIR: Final = "/tmp"  # noqa: S108 - an emptyDir of the pod's own
+ADAPTERS_DIR: Final = "/etc/tartlet/adapters"
+"""Where the engine's container has the list of adapters, as a directory: the kubelet follows changes of no file."""
+ADAPTERS_KEY: Final = "list"
+_ADAPTERS_VOLUME: Final = "adapter-list"
 HEALTH_PORT: Final = 8080
 GROUP: Final = 10001
 """The group of our image's user. Without it the kubelet would use root's."""
@@ -87,6 +91,27 @@ def disruption_budget(spec: EnginePoolSpec, meta: Meta) -> dict[str, Any]:
     }
 
 
+def adapter_list(spec: EnginePoolSpec, meta: Meta) -> dict[str, Any] | None:
+    """Return the ConfigMap with the list of adapters, which the engines of a pool follow; None: it names no list."""
+    if spec.model.adapters is None:
+        return None
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": _adapters_map(meta.name),
+            "namespace": meta.namespace,
+            "labels": pool_labels(meta.name),
+            "ownerReferences": [owner("EnginePool", meta)],
+        },
+        "data": {ADAPTERS_KEY: model_parts.adapter_lines(spec.model)},
+    }
+
+
+def _adapters_map(pool: str) -> str:
+    return f"{pool}-adapters"
+
+
 def _pod_spec(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dict[str, Any]:
     template = spec.pod_template
     pod: dict[str, Any] = {
@@ -100,7 +125,7 @@ def _pod_spec(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> dic
         },
         "containers": [_container(spec, meta, defaults)],
         "volumes": _replaced(
-            _volumes(spec, defaults), (v for v in template.volumes if v.get("name") != TLS_VOLUME), "name"
+            _volumes(spec, meta, defaults), (v for v in template.volumes if v.get("name") != TLS_VOLUME), "name"
         ),
     }
     if spec.model.init is not None:
@@ -207,8 +232,8 @@ def environment(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> l
     values |= {
         name: value for name, value in (("ATTENTION", engine.attention), ("GRAPHS", engine.graphs)) if value != "auto"
     }
-    if spec.model.adapters:
-        values["ADAPTERS"] = model_parts.adapters(spec.model)
+    if spec.model.adapters is not None:
+        values["ADAPTERS_FILE"] = f"{ADAPTERS_DIR}/{ADAPTERS_KEY}"
     if engine.backend == "Torch":
         values["MODEL"] = model_parts.directory(spec.model)
     if defaults.tls_secret:
@@ -269,11 +294,13 @@ def _env(variables: Iterable[EnvVar]) -> list[dict[str, Any]]:
     return [e.dump() for e in variables]
 
 
-def _volumes(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str, Any]]:
+def _volumes(spec: EnginePoolSpec, meta: Meta, defaults: WorkerDefaults) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [{"name": "scratch", "emptyDir": {}}]
     models = model_parts.volume(spec.model)
     if models is not None:
         volumes.append(models)
+    if spec.model.adapters is not None:  # named alike whatever it holds, so that a change makes no other pods
+        volumes.append({"name": _ADAPTERS_VOLUME, "configMap": {"name": _adapters_map(meta.name)}})
     if defaults.tls_secret:
         volumes.append({"name": TLS_VOLUME, "secret": {"secretName": defaults.tls_secret, "defaultMode": 0o444}})
     return volumes
@@ -283,6 +310,8 @@ def _mounts(spec: EnginePoolSpec, defaults: WorkerDefaults) -> list[dict[str, An
     mounts: list[dict[str, Any]] = [{"name": "scratch", "mountPath": SCRATCH_DIR}]
     if model_parts.volume(spec.model) is not None:
         mounts.append({"name": "models", "mountPath": MODELS_DIR, "readOnly": True})
+    if spec.model.adapters is not None:
+        mounts.append({"name": _ADAPTERS_VOLUME, "mountPath": ADAPTERS_DIR, "readOnly": True})
     if defaults.tls_secret:
         mounts.append({"name": TLS_VOLUME, "mountPath": TLS_DIR, "readOnly": True})
     return mounts

@@ -41,9 +41,9 @@ def directory(model: Model) -> str:
     return f"{_root(model)}/{model.path}".rstrip("/")
 
 
-def adapters(model: Model) -> str:
-    """Return the worker's setting `adapters`: NAME=DIRECTORY, separated by commas."""
-    return ",".join(f"{adapter.name}={_root(model)}/{adapter.path}" for adapter in model.adapters)
+def adapter_lines(model: Model) -> str:
+    """Return the file that the worker's setting `adapters_file` names: lines NAME=DIRECTORY."""
+    return "".join(f"{adapter.name}={_root(model)}/{adapter.path}\n" for adapter in model.adapters or ())
 
 
 def _root(model: Model) -> str:

@@ -19,7 +19,7 @@ from tartlet_operator.cluster.kube import ApiError
 from tartlet_operator.control.orders import Own, order_of, own_of
 from tartlet_operator.machinery.context import Context
 from tartlet_operator.machinery.store import PoolSeen
-from tartlet_operator.pools.manifests import deployment, disruption_budget
+from tartlet_operator.pools.manifests import adapter_list, deployment, disruption_budget
 from tartlet_operator.pools.pod_facts import START_S, PodFacts
 from tartlet_operator.pools.status import DRAIN_LOOK_S, DeploymentFacts, PoolFacts, events, own, status
 from tartlet_operator.pools.subset import covers, leftover
@@ -34,7 +34,7 @@ _SAID_CHARS: Final = 1536
 
 
 async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | None:
-    """Apply the Deployment and the PodDisruptionBudget where they differ, then write the status.
+    """Apply the Deployment and what belongs to it where they differ, then write the status.
 
     What the API server refuses for good is said beside what there is: engines of an earlier spec go on, and go away.
     For a pool that was deleted nothing is made: what it owns goes with it, which may take its programs' time.
@@ -65,6 +65,7 @@ async def reconcile(ctx: Context, key: Key, body: Mapping[str, Any]) -> float | 
         pods=pods,
         engines=told,
         programs=ctx.view.programs_in(key.namespace),
+        adapters_refused=ctx.view.adapters_refused_in(key.namespace),
         own=engines,
         refused="; ".join(map(str, refusals)),
         deleting=meta.deleting,
@@ -183,17 +184,19 @@ class _Applied(NamedTuple):
 
 
 async def _made(ctx: Context, key: Key, meta: Meta, spec: EnginePoolSpec) -> list[_Applied]:
-    """Apply the Deployment, and the PodDisruptionBudget if there should be one, as far as the API server allows.
+    """Apply the Deployment, and the ConfigMap and the PodDisruptionBudget that belong to it, as far as is allowed.
 
     Raises:
         ApiError: as `reconcile`.
     """
-    made = await _applied(ctx, deployment(spec, meta, ctx.defaults))
+    adapters = adapter_list(spec, meta)
+    listed = [await _applied(ctx, adapters, key.name)] if adapters is not None else []  # first: pods wait for it
+    made = await _applied(ctx, deployment(spec, meta, ctx.defaults), key.name)
     if made.refused and made.live:
         made = await _scaled(ctx, key, made, spec.replicas)
     if not made.live:  # there are no pods to guard, and the name may be another's
-        return [made]
-    return [made, await _applied(ctx, disruption_budget(spec, meta))]
+        return [made, *listed]
+    return [made, *listed, await _applied(ctx, disruption_budget(spec, meta), key.name)]
 
 
 async def _left(ctx: Context, key: Key) -> _Applied:
@@ -206,15 +209,15 @@ async def _left(ctx: Context, key: Key) -> _Applied:
     return _Applied(live if live is not None and is_ours(live["metadata"], key.name) else {})
 
 
-async def _applied(ctx: Context, manifest: Mapping[str, Any]) -> _Applied:
-    """Return the live object, applied first if it isn't what the manifest says.
+async def _applied(ctx: Context, manifest: Mapping[str, Any], pool: str) -> _Applied:
+    """Return a pool's live object, applied first if it isn't what the manifest says.
 
     Raises:
         ApiError: as `reconcile`.
     """
     meta, kind = manifest["metadata"], manifest["kind"]
     live = await ctx.api.get(kind, meta["namespace"], meta["name"])
-    if live is not None and not is_ours(live["metadata"], meta["name"]):
+    if live is not None and not is_ours(live["metadata"], pool):
         message = f"there is a {kind} {meta['name']} that is not this pool's: give the pool another metadata.name"
         return _Applied({}, ApiError(422, "NameTaken", message))
     if live is not None and covers(live, manifest) and not leftover(live, manifest, MANAGER):
@@ -252,7 +255,7 @@ async def _scaled(ctx: Context, key: Key, made: _Applied, replicas: int) -> _App
 
 
 def is_ours(meta: Mapping[str, Any], name: str) -> bool:
-    """Whether an object of a pool's name was made for it, or for an earlier pool of this name.
+    """Whether an object was made for the pool of a name, or for an earlier pool of this name.
 
     Its maker tells; where there is none (pools can be deleted without what they own) its label does.
     """

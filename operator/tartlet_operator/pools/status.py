@@ -15,6 +15,7 @@ from tartlet_operator.api.reasons import EventReason, Reason
 from tartlet_operator.pools.pod_facts import PodFacts, ended_early, in_trouble
 
 _REFUSED: Final = "correct what it names in spec.podTemplate or spec.resources, or what the namespace allows"
+_ADAPTERS: Final = "correct spec.model.adapters, or the directories in the model's volume; the others are served"
 _CLAIM: Final = "persistentvolumeclaim"
 """The word by which a pod that waits for a claim differs from one that waits for room."""
 _SAID_CHARS: Final = 2048
@@ -79,6 +80,7 @@ class PoolFacts:
         pods: the pool's, those that go away or are over too.
         engines: state by id (a pod's name) as control tells; None: control doesn't answer.
         programs: how many each engine has, as control told last.
+        adapters_refused: the adapters that an engine can't have, with the reasons, as control told last.
         own: ids of the pool's engines, as `own` tells: other engines may have names like theirs.
         refused: what the API server says against an object that the spec asks for.
         deleting: it was deleted, and is there until its pods have gone.
@@ -95,6 +97,7 @@ class PoolFacts:
     pods: Sequence[PodFacts]
     engines: Mapping[str, str] | None
     programs: Mapping[str, int] = field(default_factory=dict)
+    adapters_refused: Mapping[str, str] = field(default_factory=dict)
     own: Collection[str] = ()
     refused: str = ""
     deleting: bool = False
@@ -201,18 +204,27 @@ def _conditions(facts: PoolFacts, old: EnginePoolStatus, engines: Sequence[Engin
     known = facts.engines is not None or facts.replicas == 0 or bool(facts.refused)
     short = not known or (not enough and not progressing)
     degraded = trouble is not None or short
+    bad = _bad_adapters(facts)
     as_asked = rolled and enough and not facts.refused and not (facts.replicas == 0 and facts.wanted)
     return [
         Want("Ready", truth(value=as_asked) if known else "Unknown", reason, message),
         _available(facts, ready, counts, reason, message),
         _progress(facts, trouble, counts) if progressing else _no_rollout(d),
-        Want(
+        Want("Degraded", "True", Reason.ADAPTERS_REFUSED, bad)
+        if bad and not degraded
+        else Want(
             "Degraded",
             truth(value=degraded) if known or trouble else "Unknown",
             reason if degraded else Reason.AS_EXPECTED,
             message if degraded else "",
         ),
     ]
+
+
+def _bad_adapters(facts: PoolFacts) -> str:
+    """Return which adapters of the spec a pod's engine can't have, and why; "" if none is refused."""
+    said = ((p.name, facts.adapters_refused.get(p.name)) for p in facts.living if not p.terminating)
+    return next((f"pod {pod} refuses adapters: {why[:_SAID_CHARS]}; {_ADAPTERS}" for pod, why in said if why), "")
 
 
 def _available(facts: PoolFacts, ready: int, counts: str, reason: str, message: str) -> Want:

@@ -304,6 +304,55 @@ async def test_a_pool_that_is_deleted_runs_nothing(api_server: ApiServer, namesp
 
 
 @pytest.mark.slow
+async def test_a_change_of_adapters_reaches_running_pods_and_makes_no_others(
+    api_server: ApiServer, namespace: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed = run_dir / "adapters"  # by the engine, as the kubelet would bring it
+    followed.write_text("a=/models/a")
+    monkeypatch.setenv("TARTLET_WORKER_ADAPTERS_FILE", str(followed))
+
+    def adapters(*names: str) -> dict[str, Any]:
+        return {"spec": {"model": {"adapters": [{"name": name, "path": name} for name in names]}}}
+
+    async with live(api_server, namespace, run_dir) as it:
+
+        def listed() -> str:
+            found = it.core("GET", "api/v1", "configmaps/pool-adapters")
+            assert found["metadata"]["ownerReferences"][0]["kind"] == "EnginePool"
+            return str(found["data"]["list"])
+
+        def generation() -> int:
+            return int(deployment(it)["metadata"]["generation"])
+
+        await serving(it)
+        without = deployment(it)["spec"]["template"]
+        it.patch("EnginePool", "pool", adapters("a"))
+        await it.until(lambda: deployment(it)["spec"]["template"] != without)
+        assert listed() == "a=/models/a\n"
+        rolled_out(it, 1)
+        await it.until_condition("EnginePool", "pool", "Ready")
+        template, before = deployment(it)["spec"]["template"], generation()
+        for names in (("a", "b"), (), ("b",)):
+            it.patch("EnginePool", "pool", adapters(*names))
+            lines = "".join(f"{name}=/models/{name}\n" for name in names)
+            await it.until(lambda lines=lines: listed() == lines)  # type: ignore[misc]
+        it.core("DELETE", "api/v1", "configmaps/pool-adapters")
+        await it.until(lambda: "pool-adapters" in str(it.core("GET", "api/v1", "configmaps")))
+        assert listed() == "b=/models/b\n"
+        assert (deployment(it)["spec"]["template"], generation()) == (template, before)
+
+        followed.write_text("b=/models/b\na:b=/models/c")
+        told = await it.until_condition("EnginePool", "pool", "Degraded", "True", "AdaptersRefused")
+        assert ENGINE in told["message"]
+        assert "a:b=/models/c" in told["message"]
+        assert it.condition("EnginePool", "pool", "Ready")["status"] == "True"
+        followed.write_text("b=/models/b")
+        await it.until_condition("EnginePool", "pool", "Degraded", "False")
+
+        it.patch("EnginePool", "pool", {"spec": {"model": {"adapters": None}}})
+        await it.until(lambda: deployment(it)["spec"]["template"] == without)
+
+
 async def test_hundreds_of_pools_inferlets_and_runs_do_not_delay_each_other(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:

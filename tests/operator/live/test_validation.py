@@ -130,6 +130,7 @@ BAD: list[tuple[str, str, dict[str, Any], str, str]] = [
             ([{"name": "a:b", "path": "a"}], "rename the adapter"),
             ([{"name": "a", "path": "../a"}], "relative"),
             ([{"name": "a", "path": "a,b=/c"}], "relative"),
+            ([{"name": "a", "path": "a\nb=/c"}], "relative"),
             ([{"name": "a", "path": "a"}, {"name": "a", "path": "b"}], "rename one"),
         )
     ),

@@ -11,14 +11,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tartlet_common.config.lists import named_directories
+from tartlet_common.config.lists import Listing, adapters_listed
 from tartlet_common.config.load import load
 from tartlet_common.config.settings import OperatorSettings, WorkerSettings
 from tartlet_operator.api import EnginePool
 from tartlet_operator.api.common import quantity
 from tartlet_operator.api.identity import ENGINE_ID
 from tartlet_operator.machinery.worker_defaults import WorkerDefaults
-from tartlet_operator.pools.manifests import END_MARGIN_S, deployment, disruption_budget
+from tartlet_operator.pools.manifests import END_MARGIN_S, adapter_list, deployment, disruption_budget
 from tartlet_operator.pools.subset import covers, leftover
 from tests.operator.objects import META, pool
 
@@ -68,17 +68,29 @@ def test_every_engine_field_reaches_the_worker() -> None:
     assert (s.control, s.engine_id, str(s.tls_certificate)) == ("c:7443", "pod-0", "/etc/tartlet/tls/tls.crt")
 
 
-def test_adapters_lie_beside_the_model_and_a_pool_without_any_says_nothing_of_them() -> None:
+def test_the_list_of_adapters_is_a_file_that_changes_without_other_pods() -> None:
     adapters = [{"name": "polite", "path": "demo/adapters/polite"}, {"name": "b", "path": "b"}]
     fetched = {"name": "m", "path": "demo", "init": {"image": "i", "command": ["cp", "$(MODEL_DIR)"]}}
     claimed = {**fetched, "init": {"command": ["cp", "$(MODEL_DIR)"]}, "volumeClaim": {"claimName": "c"}}
     for model in (fetched, claimed):
-        s = settings_of(pool(model={**model, "adapters": adapters}))
+        some, none = (pool(model={**model, "adapters": listed}) for listed in (adapters, []))
+        never = pool(model=model)
+        s = settings_of(some)
         assert s.model is not None
-        root = s.model.parent
-        assert named_directories(s.adapters) == {"polite": root / "demo/adapters/polite", "b": root / "b"}
-        names = {e["name"] for e in pod(pool(model=model))["containers"][0]["env"]}
-        assert "TARTLET_WORKER_ADAPTERS" not in names
+        assert s.adapters_file is not None
+        root, made = s.model.parent, pod(some)
+        [mount] = [m for m in made["containers"][0]["volumeMounts"] if m["mountPath"] == str(s.adapters_file.parent)]
+        [volume] = [v for v in made["volumes"] if v["name"] == mount["name"]]
+        lists = [adapter_list(p.spec, META) for p in (some, none)]
+        assert [x["metadata"]["name"] for x in lists if x is not None] == [volume["configMap"]["name"]] * 2
+        files = [x["data"][s.adapters_file.name] for x in lists if x is not None]
+        assert [adapters_listed(text, Path("/")) for text in files] == [
+            Listing({"polite": root / "demo/adapters/polite", "b": root / "b"}, {}),
+            Listing({}, {}),
+        ]
+        assert pod(some) == pod(none) != pod(never)
+        assert adapter_list(never.spec, META) is None
+        assert settings_of(never).adapters_file is None
 
 
 def test_a_fake_engine_has_no_model_to_load() -> None:
