@@ -40,9 +40,9 @@ async def control(run_dir: Path, name: str = "c", **settings: Any) -> AsyncItera
 
 
 @contextlib.asynccontextmanager
-async def worker(address: str, options: FakeOptions | None = None) -> AsyncIterator[Link]:
+async def worker(address: str, options: FakeOptions | None = None, pool: str = "") -> AsyncIterator[Link]:
     ready = asyncio.Event()
-    link = Link(FakeEngine(options or FakeOptions(page_size=4, num_pages=64)), address, None, ready.set)
+    link = Link(FakeEngine(options or FakeOptions(page_size=4, num_pages=64)), address, None, ready.set, pool=pool)
     task = asyncio.create_task(link.run())
     await asyncio.wait_for(ready.wait(), 10)
     try:

@@ -190,9 +190,9 @@ class ControlService(WatchService):
         while not link.closed:
             if self._restorer.waits(link.session):
                 began_s = self._core.clock.now()
-                self._restorer.fold_next(link.session)
+                folded = self._restorer.fold_next(link.session)
                 self._loop.changed()
-                await asyncio.sleep(self._core.clock.now() - began_s)
+                await asyncio.sleep(self._core.clock.now() - began_s if folded else _POLL_S)
             else:
                 link.folding.clear()
                 self._apply(link, stream)

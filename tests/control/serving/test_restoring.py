@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any
 import pytest
 
 from tartlet_common import abi
+from tartlet_common.abi import Event
+from tartlet_common.errors.registry import ControlLost
 from tartlet_control.core.sessions import Runtimes
+from tartlet_control.recovery import restorer
 from tartlet_control.recovery.restorer import Restorer
 from tartlet_protos import control_pb2
 from tartlet_runtime.abi.history import History
@@ -98,4 +102,43 @@ async def test_a_runtime_keeps_its_models_until_control_knows_them(run_dir: Path
         while not (frame := await runtime.read()).models_changed:
             pass
         assert [(model.index, model.name) for model in frame.models] == [(3, "fake")]
+        await runtime.close()
+
+
+@pytest.mark.parametrize("comes", [True, False])
+async def test_a_history_waits_for_the_first_engine_of_its_pool(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, *, comes: bool
+) -> None:
+    """Engines may return to a new control after the runtimes, and only engines say which pools there are."""
+    monkeypatch.setattr(restorer, "ENGINES_S", 30.0 if comes else 0.3)
+    tried = asyncio.Event()
+    lacks: Any = Restorer._lacks_engines
+
+    def lacking(self: Restorer, program: Any) -> bool:
+        tried.set()
+        found: bool = lacks(self, program)
+        return found
+
+    monkeypatch.setattr(Restorer, "_lacks_engines", lacking)
+    batch = abi.decode(decode_submission(TOKENS))
+    history = History(lambda _: None)
+    history.sent(batch.records.tobytes(), bytes(batch.payload))
+    start = control_pb2.ProgramStart(
+        handle=1, program_id="p", tenant="team", pool="team/pool", running=True, history=True
+    )
+    async with control(run_dir) as address, contextlib.AsyncExitStack() as engines:
+        runtime = Runtime(address)
+        await runtime.hello(programs=[start])
+        frame = control_pb2.RuntimeFrame()
+        frame.histories.add(handle=1, data=history.message().SerializeToString())
+        await runtime.stream.write(frame)
+        await asyncio.wait_for(tried.wait(), 10)
+        if comes:
+            await engines.enter_async_context(worker(address, pool="team/pool"))
+            rows = await runtime.deliveries(1)
+            assert {row[0] for row in rows} == {Event.RESULT}
+        else:
+            while not (told := await runtime.read()).kills:
+                pass
+            assert told.kills[0].error.number == ControlLost.number
         await runtime.close()
