@@ -12,6 +12,7 @@ import uvicorn
 
 from tartlet_common.errors.registry import AddressInUse, InvalidConfig
 from tartlet_gateway.http.certificate import Certificate
+from tartlet_gateway.http.frames import FrameProtocol
 from tartlet_gateway.http.protocol import BoundedProtocol
 
 STOP_S: Final = 4
@@ -85,7 +86,7 @@ async def serve(
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
-        ws="websockets-sansio",
+        ws=FrameProtocol,
         ws_max_size=body_bytes,
         lifespan="off",
         log_config=None,

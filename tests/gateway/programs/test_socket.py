@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
@@ -78,6 +78,18 @@ def test_wrong_frames_are_answered_and_the_connection_lives(socket: ClientConnec
     until(socket, type="error")
     tell(socket, type="send", text="bye")
     until(socket, type="ended")
+
+
+def test_a_text_that_is_no_utf8_closes_the_connection_alone(gateway: Gateway) -> None:
+    with connect(url(gateway)) as broken, connect(url(gateway)) as other:
+        broken.socket.sendall(b"\x81\x82\0\0\0\0\xff\xfe")
+        with pytest.raises(ConnectionClosedError) as closed:
+            broken.recv(20)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1007
+        other.send("{")
+        assert json.loads(other.recv(20))["type"] == "error"
+    assert "UnicodeDecodeError" not in gateway.server.text()
 
 
 def test_a_tied_program_ends_with_its_connection(http: httpx.Client, gateway: Gateway) -> None:
