@@ -106,6 +106,12 @@ def test_content_in_parts_is_content(http: httpx.Client) -> None:
     assert plain["choices"] == listed["choices"]
 
 
+@pytest.mark.parametrize("role", ["developer", "critic"])
+def test_roles_that_no_template_knows_are_taken(http: httpx.Client, role: str) -> None:
+    reply = chat(http, messages=[{"role": role, "content": "Be brief.", "name": "x"}, *MESSAGES])
+    assert reply.status_code == 200, reply.text
+
+
 def test_a_stop_string_ends_the_text_and_is_not_in_it(http: httpx.Client) -> None:
     text = chat(http, temperature=0, max_tokens=30).json()["choices"][0]["message"]["content"]
     stop = text[4:7]

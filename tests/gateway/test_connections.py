@@ -132,6 +132,14 @@ async def test_a_restarted_runtime_costs_an_error_that_can_be_retried(gateway: G
         assert (await http.get("/health")).status_code == 200
 
 
+async def test_health_tells_that_no_engine_is_left(gateway: Gateway) -> None:
+    async with asyncio.timeout(60), httpx.AsyncClient(base_url=gateway.url, timeout=30) as http:
+        gateway.server.kill("worker")
+        for wanted in (503, 200):  # the next worker is an engine again
+            while (await http.get("/health")).status_code != wanted:  # noqa: ASYNC110 - another process tells
+                await asyncio.sleep(0.02)
+
+
 async def test_requests_that_outlast_the_gateways_stop_end_with_an_error(gateway: Gateway) -> None:
     source = tartlet.Source.python(FOREVER.format(say="send('so far')"))
     async with asyncio.timeout(60), tartlet.AsyncClient(gateway.server.address) as client:

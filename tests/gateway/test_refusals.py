@@ -63,6 +63,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
         ({"tools": TOOLS, "guided_regex": "a"}, "guided_regex"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"continue_final_message": True}, "continue_final_message"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -109,6 +110,18 @@ def test_a_body_that_is_no_request(http: httpx.Client, content: bytes, kind: str
     reply = http.post(CHAT, content=content, headers={"content-type": kind})
     assert reply.status_code == status
     assert reply.json()["error"]["message"]
+
+
+def test_an_error_is_short_and_repeats_nothing_of_the_request(http: httpx.Client) -> None:
+    secret = "do not repeat me"
+    bodies = ({"messages": [secret] * 12_000}, {"messages": MESSAGES, "max_tokens": secret * 9_000},
+              {"messages": MESSAGES, "tool_choice": {"type": secret}, "tools": TOOLS})  # fmt: skip
+    for body in bodies:
+        reply = http.post(CHAT, json=body)
+        assert reply.status_code == 400
+        assert len(reply.content) < 3000
+        assert secret not in reply.text
+        assert "/" not in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("prompt", [None, "", [], [""], [[]], [True], [-1], [1 << 40], {"a": 1}, ["a", 3]])

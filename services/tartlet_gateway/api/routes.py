@@ -19,6 +19,7 @@ from tartlet_gateway.runs.backends import Backends
 
 SOCKET = "/v1/programs/socket"
 LIVE = "/v1/live"
+RESPONSES = "/v1/responses"
 
 
 def router(backends: Backends, stopped: asyncio.Event) -> Router:
@@ -35,6 +36,7 @@ def router(backends: Backends, stopped: asyncio.Event) -> Router:
         [
             WebSocketRoute(SOCKET, Socket(backends, stopped)),
             WebSocketRoute(LIVE, LiveSocket(Hub(backends), stopped)),
+            WebSocketRoute(RESPONSES, _NoSocket()),
             *routes,
         ],
         redirect_slashes=False,
@@ -74,6 +76,14 @@ class _Methods:
         allowed = ", ".join(sorted(self._apps))
         error = ApiError(405, f"Use {allowed} here.")
         await answer(Exchange(scope, receive, send), error, [*error.headers, (b"allow", allowed.encode())])
+
+
+class _NoSocket:
+    """Refuses the handshake of a WebSocket, and says what to send instead."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        told = f"Responses are not offered over a WebSocket: send POST {RESPONSES}, with stream: true for events."
+        await answer(Exchange(scope, receive, send), ApiError(400, told, code="websocket_not_offered"))
 
 
 async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:

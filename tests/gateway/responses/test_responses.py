@@ -11,14 +11,26 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 import tartlet
+from tartlet_gateway.openai.errors import ApiError
+from tartlet_gateway.responses.replies import Reply
+from tartlet_gateway.responses.requests import ResponseRequest
 from tests.gateway.conftest import Gateway
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TOOLS: list[Any] = [
     {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
 ]
+REQUIRED = (
+    "id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id",
+    "instructions", "output", "error", "tools", "tool_choice", "truncation", "parallel_tool_calls", "text", "top_p",
+    "presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning", "usage", "max_output_tokens",
+    "max_tool_calls", "store", "background", "service_tier", "metadata", "safety_identifier", "prompt_cache_key",
+)  # fmt: skip
+"""Fields that Open Responses asks of each response, null where unset."""
 RULES = """
 import json
 from inferlet import reply
@@ -86,6 +98,33 @@ def test_a_response_validates_and_says_that_it_was_cut_off(http: httpx.Client) -
     assert deltas == whole.output_text == Response.model_validate(events[-1]["response"], strict=True).output_text
 
 
+def test_a_response_has_every_field_of_the_api(http: httpx.Client) -> None:
+    body = http.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 2}).json()
+    assert body.keys() >= set(REQUIRED)
+    assert {name for name in REQUIRED if body[name] is None} == {
+        "completed_at", "error", "instructions", "max_tool_calls", "previous_response_id", "prompt_cache_key",
+        "reasoning", "safety_identifier",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("code", ["context_length_exceeded", "insufficient_quota", "rate_limit_exceeded"])
+def test_failures_that_clients_tell_apart_keep_their_code(code: str) -> None:
+    *_, last = Reply(ResponseRequest(input="Hi"), "run", "fake").fail(ApiError(429, "try again in 3s", code=code))
+    assert (last["type"], last["response"]["error"]) == (
+        "response.failed",
+        {"code": code, "message": "try again in 3s"},
+    )
+
+
+def test_a_web_socket_is_told_to_post(gateway: Gateway, http: httpx.Client) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://127.0.0.1:{gateway.port}/v1/responses")
+    error = json.loads(refused.value.response.body)["error"]
+    assert (refused.value.response.status_code, error["code"]) == (400, "websocket_not_offered")
+    assert "POST /v1/responses" in error["message"]
+    assert http.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 2}).status_code == 200
+
+
 def test_items_open_and_close_in_pairs_and_join_to_the_output(http: httpx.Client, api: openai.OpenAI) -> None:
     assert api.models.list().data
     events = stream(http, model="fake/answers", tools=TOOLS)
@@ -150,6 +189,8 @@ def test_a_failure_behind_the_first_event_ends_the_stream(http: httpx.Client, ap
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", None),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", None),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]",
+         "unsupported_parameter"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "x"}]}]}, "input[0].content[0]",
          "unsupported_parameter"),
         ({"input": [{"role": "user", "content": [{"type": [], "text": "x"}]}]}, "input[0].content[0]",
          "unsupported_parameter"),
