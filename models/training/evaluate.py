@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from models.training import positions
 from models.training.tasks import BEGIN, END, TASKS, Dialogue, Turn, problems
 
 REQUIRED = 0.98
 EVALUATION_SEED = 11
 SPARE_TOKENS = 8
-TABLE_START, TABLE_END = "<!-- evaluation: start -->", "<!-- evaluation: end -->"
 
 # One line of the table each: task, number of the turn, what it asks for.
 ROWS: tuple[tuple[str, int, str], ...] = (
@@ -159,11 +159,12 @@ def table(scores: Sequence[Score]) -> str:
     return "\n".join(lines)
 
 
-def with_table(card: str, new_table: str) -> str:
-    """The model card with its table replaced."""
-    head, _, rest = card.partition(TABLE_START)
-    _, _, tail = rest.partition(TABLE_END)
-    return f"{head}{TABLE_START}\n{new_table}\n{TABLE_END}{tail}"
+def with_table(card: str, name: str, new_table: str) -> str:
+    """The model card with its table of some name replaced: `evaluation` or `positions`."""
+    start, end = f"<!-- {name}: start -->", f"<!-- {name}: end -->"
+    head, _, rest = card.partition(start)
+    _, _, tail = rest.partition(end)
+    return f"{head}{start}\n{new_table}\n{end}{tail}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -174,9 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("model", type=Path, help="checkpoint directory")
     parser.add_argument("--problems", type=int, default=500, help="problems per line of the table")
     parser.add_argument("--seed", type=int, default=EVALUATION_SEED, help="which of the held-out problems")
+    parser.add_argument("--chats", type=int, default=20, help="chats as long as the window, for the second table")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--write-card", action="store_true", help="replace the table in the checkpoint's README.md")
+    parser.add_argument("--write-card", action="store_true", help="replace the tables in the checkpoint's README.md")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     model, tokenizer = load(options.model, options.dtype)
@@ -187,10 +189,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{latest.share:7.1%} of {latest.asked:4d}  {latest.title}", flush=True)
         if latest.first_miss is not None:
             print("         asked {!r}\n         wanted {!r}\n         got {!r}".format(*latest.first_miss))
-    print(f"\n{table(scores)}")
+    by_position = positions.table(positions.judged(model, tokenizer, options.chats, options.seed))
+    print(f"\n{table(scores)}\n\n{by_position}")
     if options.write_card:
         card = options.model / "README.md"
-        card.write_text(with_table(card.read_text(), table(scores)))
+        text = with_table(card.read_text(), "evaluation", table(scores))
+        card.write_text(with_table(text, "positions", by_position))
     below = [s.title for s in scores if s.share < REQUIRED]
     if below:
         print(f"below {REQUIRED:.0%}: {', '.join(below)}", file=sys.stderr)

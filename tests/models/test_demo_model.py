@@ -11,7 +11,8 @@ import torch
 from safetensors import safe_open
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models.training import evaluate
+from models.training import evaluate, positions
+from models.training.checkpoint import MAX_LENGTH
 from models.training.tasks import BEGIN, END, TASKS, ask, tool_call
 from models.training.text import BEGIN_ID, CHAT_TEMPLATE, END_ID, PAD_ID
 from tartlet_runtime.answers.chat import format_chat
@@ -97,6 +98,22 @@ def test_plain_completion_ends_with_the_sum(loaded: tuple[LlamaForCausalLM, PreT
     prompt = tokenizer("374+588=", return_tensors="pt", return_token_type_ids=False)
     [text] = tokenizer.batch_decode(evaluate.greedy(model, prompt, 64))
     assert text == f"{BEGIN}374+588= 4+8+0=12 7+8+1=16 3+5+1=09 so 962{END}"
+
+
+def test_answers_are_judged_as_greedy_generation_gives_them(
+    loaded: tuple[LlamaForCausalLM, PreTrainedTokenizerFast],
+) -> None:
+    judged = positions.judged(*loaded, chats=2, seed=11)
+    assert [answer.position for answer in judged[:3]] == sorted(answer.position for answer in judged[:3])
+    early = [answer for answer in judged if answer.position < 128]
+    late = [answer for answer in judged if answer.position >= 1024]
+    assert len(early) >= 4
+    assert sum(answer.right for answer in early) >= len(early) - 1
+    assert all(0 <= answer.position < MAX_LENGTH for answer in judged)
+    assert len(late) >= 20
+    with_their_loss = sorted(judged, key=lambda answer: answer.loss)
+    assert with_their_loss[0].right
+    assert not with_their_loss[-1].right
 
 
 def test_the_model_card_has_a_line_for_every_evaluated_task(demo_directory: Path) -> None:
