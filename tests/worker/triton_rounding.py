@@ -1,4 +1,8 @@
-"""Rounding to bf16 in Triton's interpreter, which cuts digits off where devices round to the nearest number."""
+"""Numbers in Triton's interpreter as devices compute them.
+
+The interpreter cuts digits off where devices round to the nearest bf16. It multiplies matrices by numpy's library, in
+which the bits of a row may depend on its place in the matrix; on devices they don't.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,17 @@ def install(patch: pytest.MonkeyPatch) -> None:
         return to_bf16(values)
 
     patch.setattr(interpreter, "_convert_float", rounded)
+
+
+def install_rows_alike(patch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter compute all rows of a product alike, term by term, which takes longer."""
+    from triton.runtime import interpreter
+
+    def create_dot(_: Any, a: Any, b: Any, d: Any, *_precision: Any) -> Any:
+        products = np.multiply(a.data[:, :, None], b.data[None], dtype=d.data.dtype)
+        return interpreter.TensorHandle(products.sum(1) + d.data, d.dtype.scalar)
+
+    patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 
 def to_bf16(values: Any) -> Any:

@@ -20,14 +20,13 @@ from tartlet_worker.attention.triton_paged import TritonPaged
 from tartlet_worker.pools import FAR
 from tartlet_worker.torch_engine.attention_choice import choose
 from tartlet_worker.torch_engine.loader import load_engine
-from tests.worker.driver import Driver
-from tests.worker.engines import test_invariance as invariance
+from tests.worker.driver import Driver, forward_batch
 from tests.worker.engines.test_contract import RandomProgram
 from tests.worker.engines.test_page_tables import Pair
 from tests.worker.families import checkpoint
 from tests.worker.numerics import test_numerics as numerics
 from tests.worker.seeds import rng as fresh
-from tests.worker.triton_rounding import to_bf16
+from tests.worker.triton_rounding import install_rows_alike, to_bf16
 
 CUDA = "cuda" if torch.cuda.is_available() else "cpu"
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else CUDA
@@ -124,15 +123,21 @@ def test_batch_invariant_bits_do_not_depend_on_the_batch() -> None:
         assert torch.equal(whole[mine], attention.run(attention.prepare(alone), q[mine], kv, None))
 
 
-def test_an_engine_s_bits_do_not_depend_on_the_batch() -> None:
-    sizes: dict[str, Any] = {"dtype": "float32", "kernels": "torch", "graphs": "off", **invariance.SIZES}
+def test_an_engine_s_bits_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        install_rows_alike(monkeypatch)
+    sizes: dict[str, Any] = {"dtype": "float32", "kernels": "torch", "graphs": "off", "num_pages": 32}
     how: dict[str, Any] = {"attention": "triton", "device": DEVICE, "batch_invariant": True}
     d = Driver(load_engine(checkpoint("qwen3-norms"), **sizes, **how))
-    invariance.test_bits_do_not_depend_on_how_prefill_is_split(d, [3, 17, 18, 100])
-    invariance.test_bits_do_not_depend_on_whether_the_page_list_is_longer_than_the_context(d)
-    invariance.test_bits_do_not_depend_on_what_else_is_in_the_batch(d)
-    want, *others = invariance.decodes(d, (0, 5))
-    assert all(np.array_equal(got, want) for got in others)
+    pages, tokens = [9, 2, 14, 7, 5], numerics.TOKENS[:70]
+    whole = d.prefill(tokens, pages)
+    d.engine.reset()
+    parts = [d.prefill(tokens[a:z], pages, first=a) for a, z in ((0, 3), (3, 67))]
+    d.embed(tokens[67:], range(3), range(67, 70))
+    d.embed(tokens[:5], range(3, 8), range(5))
+    mine = {"lane": 1, "ikv": pages, "iemb": range(3), "okv": pages, "okv_offset": 67, "oemb": range(3)}
+    d.ok(forward_batch([{"lane": 2, "iemb": range(3, 8), "okv": [20], "oemb": range(3, 8)}, mine]))
+    assert np.array_equal(np.concatenate([*parts, d.logits(range(3))]), whole)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="test_contract.py runs them on the CPU")
