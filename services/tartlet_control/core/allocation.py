@@ -98,6 +98,19 @@ class Allocator:
             raise ProgramTooLarge(asked=most, kind=POOL_NAMES[PAGES], total=pool.total)
         return self._has_room(place, PAGES, asked, given)
 
+    def room_for_table(self, place: Place) -> bool:
+        """Make sure that an engine has a number for one more page table of a program.
+
+        Returns False if there was none and the program itself was ended for it.
+
+        Raises:
+            TenantOverShare: the program's tenant has too many page tables on the engine.
+            NoEngine: no engine of the model is ready.
+            Waits: there will be room later.
+        """
+        self.engine_of(place)
+        return self._memory.find_number(place)
+
     def _has_room(self, place: Place, pool_index: int, asked: int, given: Sequence[int] = ()) -> bool:
         """Find room for `asked` things, once pages of a table are given back."""
         engine = place.engine

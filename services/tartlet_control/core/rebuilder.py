@@ -28,7 +28,6 @@ from tartlet_control.rebuild.plan import plan
 from tartlet_control.sharing import adopting
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.ledger import EMBEDS, PAGES, SLOTS
-from tartlet_control.tables.page_tables import MAX_ENGINE_TABLES
 from tartlet_control.tables.programs import Place, ProgramState, Recovery
 
 log = logging.getLogger("tartlet.control")
@@ -309,14 +308,13 @@ class Rebuilder:
         _, embeds, slots = engine.pools
         spare = (embeds.num_free - len(book.embeds)) // (2 if self._makes(engine) else 1)
         scratch = min(scratch, spare)
-        numbers = engine.tables.num_held + len(book.tables)
         adopted = adopting.adopt(place, engine)
         pages = recovery.need[PAGES] - len(adopted)
         if (
             scratch < min(longest, room.FEWEST) or scratch < 1
             or engine.takeable(PAGES, pages) < pages
             or slots.num_free < recovery.need[SLOTS] + 1
-            or numbers > MAX_ENGINE_TABLES
+            or not self._memory.fits_tables(place, engine, len(book.tables))
         ):  # fmt: skip
             engine.left.give_back(adopted.values())
             return False

@@ -68,7 +68,11 @@ class TableOps:
         return source_queue
 
     def share(self, share: Share) -> None:
-        """Take the rows for the `table` of another queue, as the source has them now."""
+        """Take the rows for the `table` of another queue, as the source has them now.
+
+        Raises:
+            Waits: there will be room for one more table later.
+        """
         if share.done:
             return
         by, place = share.by, share.queue.place
@@ -79,9 +83,11 @@ class TableOps:
             if source is None or not source.rows or engine is None:
                 raise UnknownResource(kind="table", id=by.source)
             _check_keep(source, keep, by)
+            if keep and not self._allocator.room_for_table(place):
+                return
             taken = PageTable(by.queue.id)
             if keep:
-                taken.number = engine.tables.take()
+                taken.number = engine.tables.take(place.program.tenant)
                 self._fork(place, source, keep, taken)
             place.tables[share_key(by)] = taken
         except TartletError as e:
@@ -111,7 +117,7 @@ class TableOps:
             UnknownResource: the source doesn't exist (any more).
             InvalidArgument: the source is shorter than what is kept.
             PageQuotaExceeded, ProgramTooLarge: the program would hold more than it may, or than the engine has.
-            Overloaded: the engine has as many tables as it may.
+            TenantOverShare: the program's tenant has too many tables on the engine.
             NoEngine: no engine of the model is ready.
             Waits: there will be room later.
         """
@@ -133,9 +139,11 @@ class TableOps:
                 raise UnknownResource(kind="table", id=command.source)
             keep = command.keep_tokens // queue.spec.page_size
             _check_keep(source, keep, command)
+            if keep and not self._allocator.room_for_table(place):
+                return False
             copy = PageTable(queue.id)
             if keep:
-                copy.number = place.engine.tables.take()
+                copy.number = place.engine.tables.take(place.program.tenant)
                 self._fork(place, source, keep, copy)
             place.tables[share_key(command)] = copy
             return self._replace(queue, command, table, copy)
@@ -186,13 +194,15 @@ class TableOps:
         keep = command.keep_tokens // queue.spec.page_size
         _check_keep(table, keep, command)
         given = pages_of(table.rows[keep:])
+        if command.new_rows and table.number < 0 and not self._allocator.room_for_table(place):
+            return False
         if command.new_rows and not self._allocator.room_for_rows(place, command.new_rows, given):
             return False
         if not table.rows:
             table.queue_id = queue.id
         self._cut(place, table, keep)
         if command.new_rows and table.number < 0:  # it had no rows, or has just lost them all
-            table.number = self._allocator.engine_of(place).tables.take()
+            table.number = self._allocator.engine_of(place).tables.take(place.program.tenant)
         self._add(place, table, command.new_rows)
         return True
 
@@ -201,11 +211,13 @@ class TableOps:
         place = queue.place
         engine = self._allocator.engine_of(place)
         if command.new_rows:
+            if rows.number < 0 and table.number < 0 and not self._allocator.room_for_table(place):
+                return False
             if not self._allocator.room_for_rows(place, command.new_rows, pages_of(table.rows)):
                 return False
-            if rows.number < 0:
-                rows.number = engine.tables.take()
         self._cut(place, table, 0)
+        if command.new_rows and rows.number < 0:
+            rows.number = engine.tables.take(place.program.tenant)
         table.queue_id = queue.id
         table.number, rows.number = rows.number, -1
         table.take_over(rows, queue.spec.page_size, len(rows.rows))

@@ -14,7 +14,7 @@ from tartlet_common.errors.base import TartletError
 from tartlet_common.rpc.resume import ResumableLink
 from tartlet_control.tables.grammars import EngineGrammars
 from tartlet_control.tables.host_memory import HostMemory, both
-from tartlet_control.tables.ledger import PAGES, pools_of
+from tartlet_control.tables.ledger import PAGES, TABLES, pools_of
 from tartlet_control.tables.page_tables import EngineTables
 from tartlet_control.tables.prefixes import Prefixes
 from tartlet_control.tables.rows.labels import Labels
@@ -131,6 +131,10 @@ class EngineState:
 
     def takeable(self, pool: int, asked: int) -> int:
         """Return how many things of a pool can be taken; if fewer than `asked` are free, free what is only cached."""
+        if pool == TABLES:
+            while self.tables.num_free < asked and self.prefixes.evict_branch():
+                pass
+            return self.tables.num_free
         free = self.pools[pool].num_free
         if pool == PAGES and free < asked:
             free += self.left.evict(asked - free)

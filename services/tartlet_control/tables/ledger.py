@@ -15,7 +15,9 @@ from tartlet_common.engine.spec import EngineSpec
 PAGES: Final = 0
 EMBEDS: Final = 1
 SLOTS: Final = 2
-POOL_NAMES: Final = ("KV pages", "embeds", "token slots")
+TABLES: Final = 3
+"""The numbers of page tables, which are shared like pools but are none (`page_tables.EngineTables`)."""
+POOL_NAMES: Final = ("KV pages", "embeds", "token slots", "page tables")
 """Names of the pools in messages, by index."""
 RESOURCE_NAMES: Final = ("page", "embed", "slot")
 """Names of one resource of each pool in messages, by index."""
@@ -175,5 +177,5 @@ class Pool:
 def pools_of(spec: EngineSpec) -> tuple[Pool, Pool, Pool]:
     """Return the three pools of an engine, in the order PAGES, EMBEDS, SLOTS."""
     totals = (spec.num_pages, spec.num_embeds, spec.num_slots)
-    pages, embeds, slots = (Pool(name, total) for name, total in zip(POOL_NAMES, totals, strict=True))
+    pages, embeds, slots = (Pool(name, total) for name, total in zip(POOL_NAMES, totals, strict=False))
     return pages, embeds, slots

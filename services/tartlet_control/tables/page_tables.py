@@ -142,50 +142,75 @@ class RowRefs(dict[int, int]):
 
 
 class EngineTables:
-    """The numbers of an engine's tables, and the changes since the last step, in order.
+    """The numbers of an engine's tables, by tenant, and the changes since the last step, in order.
 
     Example:
         >>> tables = EngineTables()
-        >>> number = tables.take()
+        >>> number = tables.take("tenant")
         >>> tables.change(number, number, 0, [7, 8])
         >>> tables.drain(100).rows.tolist(), len(tables)
         ([7, 8], 0)
+        >>> tables.give(number), tables.counts
+        (None, {})
     """
 
-    __slots__ = ("_changes", "_free", "_next", "kept", "size")
+    __slots__ = ("_changes", "_free", "_tenants", "counts", "kept", "most", "size")
 
     def __init__(self, *, kept: bool = True) -> None:
         """`kept` is false for a worker without page tables. It gets page lists, and is told of no table."""
         self.kept = kept
+        self.most = MAX_ENGINE_TABLES
+        self.counts: dict[str, int] = {}
+        """The numbers that each tenant's programs have, of those that have some."""
         self._free: list[int] = []
-        self._next = 0
+        self._tenants: list[str | None] = []  # by number
         self._changes: list[tuple[int, int, int, list[int]]] = []  # table, source, rows kept, new rows
         self.size = 0  # numbers that the changes take in a step
 
     def __len__(self) -> int:
         return len(self._changes)
 
-    def take(self) -> int:
-        """Return the number of a new table.
+    def take(self, tenant: str | None = None) -> int:
+        """Return the number of a new table of a tenant's program, or of the prefix cache (None).
 
         Raises:
             Overloaded: the engine has as many tables as it may.
         """
         if self._free:
-            return self._free.pop()
-        if self._next >= MAX_ENGINE_TABLES:
-            raise Overloaded(what="page tables of an engine", limit=MAX_ENGINE_TABLES)
-        self._next += 1
-        return self._next - 1
+            number = self._free.pop()
+        elif len(self._tenants) < self.most:
+            number = len(self._tenants)
+            self._tenants.append(None)
+        else:
+            raise Overloaded(what="page tables of an engine", limit=self.most)
+        self._tenants[number] = tenant
+        if tenant is not None:
+            self.counts[tenant] = self.counts.get(tenant, 0) + 1
+        return number
 
     def give(self, number: int) -> None:
         """Take back the number of a table that has no rows. The worker is told once the number is used again."""
         self._free.append(number)
+        tenant = self._tenants[number]
+        if tenant is not None:
+            self.counts[tenant] -= 1
+            if not self.counts[tenant]:
+                del self.counts[tenant]
 
     @property
     def num_held(self) -> int:
         """How many tables have a number."""
-        return self._next - len(self._free)
+        return len(self._tenants) - len(self._free)
+
+    @property
+    def num_free(self) -> int:
+        """How many tables may still get a number."""
+        return self.most - self.num_held
+
+    @property
+    def total(self) -> int:
+        """How many numbers there are for programs, beside those of the prefix cache."""
+        return self.num_free + sum(self.counts.values())
 
     def change(self, table: int, source: int, keep: int, rows: list[int]) -> None:
         """Note that a table is now the first `keep` rows of `source`, followed by new rows."""

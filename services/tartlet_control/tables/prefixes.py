@@ -205,7 +205,7 @@ class Prefixes:
         return node.kid is None and not in_use and (pins or node.digest not in self.pinned)
 
     def _new_branch(self) -> Branch | None:
-        if self._branches >= MAX_BRANCHES and not self._evict_branch():
+        if self._branches >= MAX_BRANCHES and not self.evict_branch():
             return None
         try:
             number = self._tables.take()
@@ -214,7 +214,7 @@ class Prefixes:
         self._branches += 1
         return Branch(number)
 
-    def _evict_branch(self) -> bool:
+    def evict_branch(self) -> bool:
         """Make room for a branch: give up the one that was unused for longest, although programs may hold its rows."""
         passed: list[Node] = []
         before = self._branches

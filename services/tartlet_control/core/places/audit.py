@@ -42,7 +42,7 @@ def _recounted(engine: EngineState, places: list[Place]) -> int:
     """
     numbered = sum(table.number >= 0 for place in places for table in place.tables.values())
     numbered += engine.prefixes.num_branches
-    if numbered != engine.tables.num_held:
+    if not numbered == engine.tables.num_held == sum(engine.tables.counts.values()) + engine.prefixes.num_branches:
         raise LedgerFault("page tables", 0, numbered, engine.tables.num_held)
     rows = (set().union(*(pages_of(table.rows) for table in place.tables.values())) for place in places)
     return sum(map(len, rows)) + sum(len(place.held[PAGES]) for place in places)

@@ -18,7 +18,8 @@ from tartlet_control.order import book
 from tartlet_control.order.credit import SHARE, Credit
 from tartlet_control.order.yielding import Holder, ending, over_share, yielding
 from tartlet_control.tables.engines import EngineState
-from tartlet_control.tables.ledger import PAGES, POOL_NAMES
+from tartlet_control.tables.ledger import PAGES, POOL_NAMES, TABLES, Pool
+from tartlet_control.tables.page_tables import EngineTables
 from tartlet_control.tables.programs import CommandQueue, Place
 
 RETRY_S: Final = 0.05
@@ -29,6 +30,10 @@ FAIR_S: Final = 2.0
 """A program within its tenant's share waits so long for those over theirs that would have to be computed again."""
 PATIENCE_S: Final = 10.0
 """A program within its tenant's share waits so long for busy ones over theirs that can't give way; then those end."""
+
+
+_RESERVED: Final = 8
+"""The last one in so many of an engine's numbers of page tables is for tenants within their share."""
 
 
 class Waits(Exception):
@@ -95,6 +100,36 @@ class Memory:
             return False
         raise Waits
 
+    def find_number(self, place: Place) -> bool:
+        """Let others give way until there is a number for one more page table of a program that is placed.
+
+        Returns True if there is one now, and False if the program itself was ended.
+
+        Raises:
+            TenantOverShare: the last eighth of an engine's numbers is for tenants within their share.
+            Waits: there will be a number later.
+        """
+        engine = place.engine
+        assert engine is not None
+        if self._beyond_share(place, engine, 1):
+            raise TenantOverShare(kind=POOL_NAMES[TABLES], total=engine.tables.total)
+        return engine.takeable(TABLES, 1) >= 1 or self.find_room(place, TABLES, 1)
+
+    def fits_tables(self, place: Place, engine: EngineState, asked: int) -> bool:
+        """Return whether there are numbers for all page tables of a place that comes to an engine."""
+        gave_way = place.recovery is not None and place.recovery.gave_way is engine
+        return engine.takeable(TABLES, asked) >= asked and not (gave_way and self._beyond_share(place, engine, asked))
+
+    def _beyond_share(self, place: Place, engine: EngineState, asked: int) -> bool:
+        """Return whether a tenant over its share would get one of the last eighth of an engine's table numbers."""
+        tables, tenant = engine.tables, place.program.tenant
+        kept = tables.most // _RESERVED
+        if engine.takeable(TABLES, asked + kept) >= asked + kept:
+            return False
+        held = {tenant: 0} | {p.tenant: tables.counts.get(p.tenant, 0) for p in self._lifecycle.placed_on(engine)}
+        held[tenant] = tables.counts.get(tenant, 0) + asked
+        return len(held) == 1 or tenant in over_share(held, tables.total, self._weights)
+
     def rank(self, place: Place, engine: EngineState, now: float) -> tuple[float, ...]:
         """Return where the order of an engine has a program; `round-robin` has the oldest program first."""
         order = self._lifecycle.batchers[engine].order
@@ -136,8 +171,8 @@ class Memory:
 
     def _ask(self, place: Place, engine: EngineState, pool_index: int, asked: int, now: float) -> bool:
         """Suspend who gives way. Returns whether there is room already."""
-        pool = engine.pools[pool_index]
-        coming = sum(p.num_held(pool_index) for p in self.suspender.leaving if p.engine is engine)
+        pool = pool_of(engine, pool_index)
+        coming = sum(num_held(p, pool_index) for p in self.suspender.leaving if p.engine is engine)
         missing = asked - engine.takeable(pool_index, asked) - coming
         if missing > 0:
             asker, others = self._holders(place, engine, pool_index, now)
@@ -177,7 +212,7 @@ class Memory:
         asker = Holder(
             place,
             place.program.tenant,
-            place.num_held(pool_index) if place.engine is engine else 0,
+            num_held(place, pool_index) if place.engine is engine else 0,
             self.rank(place, engine, now),
             may_yield=place.recovery is not None or self.suspender.may_leave(place),
             created=place.program.created,
@@ -191,7 +226,7 @@ class Memory:
                     Holder(
                         other,
                         program.tenant,
-                        other.num_held(pool_index),
+                        num_held(other, pool_index),
                         self.rank(other, engine, now),
                         idle=not busy(other),
                         may_yield=may_leave,
@@ -228,10 +263,10 @@ class Memory:
 
         Returns whether there is room now.
         """
-        pool = engine.pools[pool_index]
+        pool = pool_of(engine, pool_index)
         asker, others = self._holders(place, engine, pool_index, now)
         tired = waited_s(place, now) >= PATIENCE_S
-        free = pool.num_free + pool.num_cached
+        free = pool.num_free + (pool.num_cached if isinstance(pool, Pool) else 0)
         chosen = ending(asker, others, asked, free, pool.total, self._weights, tired=tired)
         if place.recovery is not None and any(holder.tenant == asker.tenant for holder in chosen):
             return False
@@ -276,7 +311,8 @@ class Memory:
 
     def _state(self, engine: EngineState) -> tuple[object, ...]:
         suspender = self.suspender
-        return (*(p.num_free + p.num_cached for p in engine.pools), len(suspender.leaving), len(suspender.waiting))
+        free = (*(p.num_free + p.num_cached for p in engine.pools), engine.tables.num_free)
+        return (*free, len(suspender.leaving), len(suspender.waiting))
 
     def before(self, place: Place, engine: EngineState, now: float) -> bool:
         """Return whether a queue that waits for room on an engine comes before a suspended program."""
@@ -289,6 +325,18 @@ class Memory:
             self.turn(other, engine, now) < (over if other.program.tenant == tenant else others, rank)
             for other in stalled
         )
+
+
+def pool_of(engine: EngineState, pool_index: int) -> Pool | EngineTables:
+    """Return a pool of an engine, or what has the numbers of its page tables."""
+    return engine.tables if pool_index == TABLES else engine.pools[pool_index]
+
+
+def num_held(place: Place, pool_index: int) -> int:
+    """Return how many things of a pool a place holds, or how many of its page tables have a number."""
+    if pool_index == TABLES:
+        return sum(table.number >= 0 for table in place.tables.values())
+    return place.num_held(pool_index)
 
 
 def cost(place: Place, engine: EngineState) -> int:

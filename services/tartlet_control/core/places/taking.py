@@ -38,7 +38,7 @@ def take_tables(place: Place, engine: EngineState, adopted: dict[int, int]) -> d
             table.rows.append(page)
         place.rows.add(table.rows)
         if line.rows:
-            table.number = engine.tables.take()
+            table.number = engine.tables.take(place.program.tenant)
             tables[id(line)] = table
     engine.clear[PAGES].update(page for row, page in physical.items() if row not in adopted)
     return tables
