@@ -12,7 +12,14 @@
 #              a compiler of the system.
 # CUDA_ARCHITECTURES  for cuda: compute capabilities that FlashInfer's kernels are built for.
 # TORCH_WHEEL  for cpu: a wheel to take instead of the locked torch, such as one without CUDA.
+# PREVIOUS     an image of the release before: its Python component comes along, so that programs that began with it go
+#              on when an upgrade replaces their runtime. By default none does, and such programs end in RuntimeLost.
 ARG BASE=python:3.11-slim
+ARG PREVIOUS=${BASE}
+
+# ---- compiled components of the release before, if there is one ------------------------------------------------------------
+FROM ${PREVIOUS} AS previous
+RUN mkdir -p /opt/tartlet/cache/aot
 
 # ---- the locked packages without torch, Tartlet, and what is compiled once ------------------------------------------------
 FROM ${BASE} AS builder
@@ -39,6 +46,7 @@ RUN pip install --no-deps --no-build-isolation . && mkdir -p /opt/tartlet/cache 
 # The Python guest, for the baseline CPU, built by the user that runs it: the runtime trusts no cache but its own.
 USER 10001:10001
 RUN python -m tartlet_runtime.guests.build --cache-dir /opt/tartlet/cache
+COPY --from=previous --chown=10001:10001 /opt/tartlet/cache/ /opt/tartlet/cache/
 
 # ---- the same with torch and the demo model -------------------------------------------------------------------------------
 FROM builder AS worker-builder

@@ -113,7 +113,7 @@ class Cluster:
         for names, files in self.identities.items():
             self._write(files, names)
 
-    def start(self, name: str, role: str, *flags: str, tls: Tls | None = None, module: str = "") -> Role:
+    def start(self, name: str, role: str, *flags: str, tls: Tls | None = None, module: str = "", **env: str) -> Role:
         """Starts a role; `name` identifies it in this cluster. `module` runs in place of the role's own."""
         if tls is not None:
             flags = (*flags, "--tls-certificate", str(tls.certificate), "--tls-key", str(tls.key))
@@ -128,7 +128,7 @@ class Cluster:
                 [sys.executable, "-m", module or f"tartlet_{role}", *flags, *own],
                 pass_fds=[write],
                 stderr=out,
-                env={**os.environ, "TARTLET_RUN_DIR": str(home)},
+                env={**os.environ, "TARTLET_RUN_DIR": str(home), **env},
             )
         os.close(write)
         self.roles[name] = Role(process, read, health, log)
@@ -138,13 +138,13 @@ class Cluster:
         flags = ("--address", self.control, *flags)
         return self.start("control", "control", *flags, tls=self.identity("control"), module=module)
 
-    def start_runtime(self, number: int) -> Role:
+    def start_runtime(self, number: int, **env: str) -> Role:
         flags = ["--address", self.runtimes[number], "--control", self.dialled]
-        return self.start(f"runtime{number}", "runtime", *flags, tls=self.identity("runtime"))
+        return self.start(f"runtime{number}", "runtime", *flags, tls=self.identity("runtime"), **env)
 
-    def start_worker(self, *flags: str) -> Role:
+    def start_worker(self, *flags: str, **env: str) -> Role:
         flags = ("--engine", "fake", "--control", self.dialled, *flags)
-        return self.start("worker", "worker", *flags, tls=self.identity("worker"))
+        return self.start("worker", "worker", *flags, tls=self.identity("worker"), **env)
 
     def stop(self) -> None:
         for role in self.roles.values():

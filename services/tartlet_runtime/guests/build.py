@@ -92,6 +92,23 @@ def python_guest(cache_dir: Path | None = None) -> Compiled:
     raise StartFailed(role="runtime", detail=detail)
 
 
+def earlier_guest(digest: str, cache_dir: Path | None = None) -> Compiled | None:
+    """Return an earlier release's Python guest from the cache, if it has one that this release's host can run."""
+    cache_dir = cache_dir or default_cache_dir()
+    for note in (cache_dir / "guest").glob("python-*.json"):
+        told = json.loads(note.read_text())
+        if told["sha256"] == digest and told.get("world") == world_digest():
+            return AotCache(cache_dir).find(digest, ModuleKind.COMPONENT)
+    return None
+
+
+def world_digest() -> str:
+    """Digest of the interface between the guest and its host."""
+    return hashlib.sha256(
+        b"".join(p.read_bytes() for p in sorted((_inferlets_dir() / "wit").glob("*.wit")))
+    ).hexdigest()
+
+
 def build(cache_dir: Path | None = None, *, say: Say = print) -> Compiled:
     """Build whatever is missing; the Python guest. Safe to run from several processes at once.
 
@@ -136,7 +153,7 @@ def _build_guest(cache_dir: Path, say: Say) -> Compiled:
     if compiled.kind is not ModuleKind.COMPONENT:
         raise CorruptModule(detail="componentize-py made no component")
     draft = note.with_suffix(".part")
-    draft.write_text(json.dumps({"sha256": compiled.digest, "bytes": len(wasm)}))
+    draft.write_text(json.dumps({"sha256": compiled.digest, "bytes": len(wasm), "world": world_digest()}))
     draft.replace(note)
     _prune(cache_dir)
     return compiled

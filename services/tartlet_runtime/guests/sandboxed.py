@@ -16,7 +16,7 @@ from tartlet_runtime.abi.guest import Delivery, Guest, GuestOutcome, Host, Phase
 from tartlet_runtime.abi.limits import PYTHON_BYTES, ProgramLimits
 from tartlet_runtime.budget.growth import START_BYTES
 from tartlet_runtime.budget.ledger import Ledger, Use
-from tartlet_runtime.guests.build import python_guest
+from tartlet_runtime.guests.build import earlier_guest, python_guest
 from tartlet_runtime.guests.compiled import CompiledSources
 from tartlet_runtime.program.program import MakeGuest, Program
 from tartlet_runtime.program.spec import ProgramSpec
@@ -150,6 +150,7 @@ class WasmGuests:
         self._checked: OrderedDict[str, None] = OrderedDict()  # digests of archives
         self._python: LinkedModule | None = None
         self._compiled: CompiledSources | None = None
+        self._earlier: dict[str, LinkedModule] = {}  # Python components of earlier releases, by digest
         self._python_error: TartletError | None = None
         self._flags = flags_digest()
         try:
@@ -196,6 +197,44 @@ class WasmGuests:
             return None
         self._modules.move_to_end(spec.digest)
         return self._maker(module)
+
+    def recorded(self, spec: ProgramSpec, component: str) -> MakeGuest | None:
+        """Return what makes the guest of a program that began with `component`; None as from `ready`.
+
+        A Python program goes on with the component that it began with: this release's, or an earlier one that the
+        cache still has.
+
+        Raises:
+            InvalidSource: there is no such component here.
+            MemoryBudgetExceeded: the process has too little memory for the earlier component.
+            StartFailed, InvalidBundle, BundleTooLarge, NativePackage: as from `ready`.
+        """
+        here = self.identity(spec)
+        if component == here:
+            return self.ready(spec)
+        digest, _, flags = component.partition("-")
+        if spec.language == _Source.PYTHON and flags == self._flags:
+            module = self._earlier.get(digest) or self._load_earlier(digest)
+            if module is not None:
+                self._check(spec)
+                return self._maker(module)
+        raise InvalidSource(detail=f"the journal belongs to {component}, this runtime has {here}")
+
+    def _load_earlier(self, digest: str) -> LinkedModule | None:
+        compiled = earlier_guest(digest, self.host.config.cache_dir)
+        if compiled is None:
+            return None
+        size = compiled.path.stat().st_size
+        self._ledger.take(Use.MODULES, size)
+        try:
+            module = self.host.load(compiled)
+        except BaseException:
+            self._ledger.give(Use.MODULES, size)
+            raise
+        module.shared_bytes = PYTHON_BYTES - START_BYTES
+        self._earlier[digest] = module
+        log.info("programs of the Python component %s of an earlier release go on", digest[:12])
+        return module
 
     async def prepare(self, spec: ProgramSpec) -> MakeGuest:
         """Compile (in a process of its own) and load a module.

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from tartlet_common.capabilities import Grant
 from tartlet_common.errors.registry import (
     InternalError,
-    InvalidSource,
     JournalUnavailable,
     TartletError,
 )
@@ -117,9 +116,7 @@ class Adoption:
                 detail = f"byte {parsed.size} of {len(stored.data)} is damaged"
                 raise JournalUnavailable(detail=detail, for_good=True)
             spec = spec_of(parsed.header, self._table.limits)
-            make_guest = self._table.maker(spec) or await self._table.compile(spec)
-            if (here := self._table.identity(spec)) != parsed.header.component:
-                raise InvalidSource(detail=f"the journal belongs to {parsed.header.component}, this runtime has {here}")
+            make_guest = self._table.maker(spec, parsed.header.component) or await self._table.compile(spec)
             header = stored.data[: parsed.header_bytes]
             told = parsed.header
             rerun = Rerun.of(parsed.records, told.lag_ns)

@@ -142,15 +142,15 @@ class ProgramTable:
 
     # ---- launch ----
 
-    def maker(self, spec: ProgramSpec) -> MakeGuest | None:
+    def maker(self, spec: ProgramSpec, recorded: str = "") -> MakeGuest | None:
         """Return what makes the program's guest, or None if its module must be compiled first (`compile`).
 
         Raises:
-            StartFailed, InvalidSource: no such programs can run here, or not this one.
+            StartFailed, InvalidSource: no such programs, or not this one, or not with the component that it began with.
         """
         if spec.language == _Source.NATIVE:
             return self._native.make_guest
-        return self._wasm_guests().ready(spec)
+        return self._wasm_guests().recorded(spec, recorded or self.identity(spec))
 
     async def compile(self, spec: ProgramSpec) -> MakeGuest:
         """Compile an uploaded module.
