@@ -62,6 +62,7 @@ TURNS = (
     "e2e/tests/harness/",
     "e2e/tests/programs/test_answers.py",
     "e2e/tests/programs/test_cli.py",
+    "e2e/tests/programs/test_time_travel.py",
     "e2e/tests/programs/test_given.py",
     "e2e/tests/programs/test_runs.py",
     "e2e/tests/releases/test_chart.py",

@@ -49,8 +49,18 @@ class Person:
         """Returns the text of a kubeconfig."""
         return self.directory / "config"
 
-    def start(self, command: Sequence[str]) -> subprocess.Popen[str]:
-        """Returns a command in the cluster's network; it finds `tartlet` and its plugin as in an active environment."""
+    def start(
+        self,
+        command: Sequence[str],
+        directory: Path = ROOT,
+        *,
+        stdin: int | None = None,
+        stderr: int = subprocess.PIPE,
+    ) -> subprocess.Popen[str]:
+        """Returns a command in the cluster's network; it finds `tartlet` and its plugin as in an active environment.
+
+        `directory` is where it runs; `stdin` and `stderr` are as for `subprocess.Popen`.
+        """
         cluster = self.kube.cluster
         inside = cluster.enter("net") if isinstance(cluster, Own) else []
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -61,7 +71,7 @@ class Person:
             "TARTLET_RUN_DIR": str(self.directory / "run"),
         }
         return subprocess.Popen(
-            [*inside, *command], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+            [*inside, *command], env=env, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=directory
         )
 
     def tartlet(self, *arguments: str) -> tuple[int, str, str]:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tartlet_cli.cluster.options import release_option, target
-from tartlet_cli.commands.programs import whole_id
+from tartlet_cli.commands.programs import opening, place_options, whole_id
 from tartlet_cli.commands.run import execute, run
 from tartlet_cli.commands.run_arguments import RunCommand, chosen_options
-from tartlet_cli.console.calls import connect, with_opened
-from tartlet_cli.console.options import PROGRAM_ARGS, PassingCommand, server_option, wants_help
+from tartlet_cli.console.calls import with_opened
+from tartlet_cli.console.options import PROGRAM_ARGS, PassingCommand, wants_help
 from tartlet_cli.console.recorded import TOOL, Forking
 
 if TYPE_CHECKING:
@@ -103,32 +102,10 @@ def _make_fork() -> click.Command:
 fork = _make_fork()
 
 
-def _place_options(f: Any) -> Any:
-    for option in (
-        click.option("--kubeconfig", metavar="FILE", help="With --kube: kubeconfig."),
-        click.option("--kube-context", "context", metavar="NAME", help="With --kube: context."),
-        release_option,
-        click.option("--namespace", metavar="NAME", help="With --kube: namespace. Default: the context's."),
-        click.option("--kube", is_flag=True, help="The runtime of a release on a Kubernetes cluster."),
-        server_option,
-    ):
-        f = option(f)
-    return f
-
-
-def _opening(server: str | None, options: dict[str, Any]) -> Any:
-    kube = target(options)
-    if not options["kube"]:
-        return lambda: connect(server)
-    from tartlet_cli.cluster.client import cluster_client
-
-    return lambda: cluster_client(kube)
-
-
 @click.command("export")
 @click.argument("run")
 @click.argument("file", type=click.Path(path_type=Path))
-@_place_options
+@place_options
 def exports(run: str, file: Path, server: str | None, **options: Any) -> None:
     """Write the journal of a run that a server's store has to a file of this user's.
 
@@ -141,7 +118,7 @@ def exports(run: str, file: Path, server: str | None, **options: Any) -> None:
     async def work(client: AsyncClient) -> bytes:
         return await client.export_journal(await whole_id(client, run))
 
-    data = with_opened(_opening(server, options), work)
+    data = with_opened(opening(server, options), work)
     try:
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target_file:
             target_file.write(data)
@@ -152,7 +129,7 @@ def exports(run: str, file: Path, server: str | None, **options: Any) -> None:
 
 @click.command("import")
 @click.argument("file", type=click.Path(path_type=Path))
-@_place_options
+@place_options
 def imports(file: Path, server: str | None, **options: Any) -> None:
     """Put the journal of an ended run into a server's store, where forks find it.
 
@@ -164,5 +141,5 @@ def imports(file: Path, server: str | None, **options: Any) -> None:
         data = file.read_bytes()
     except OSError as e:
         raise click.BadParameter(f"{file}: {e.strerror}", param_hint="FILE") from e
-    program_id = with_opened(_opening(server, options), lambda client: client.import_journal(data))
+    program_id = with_opened(opening(server, options), lambda client: client.import_journal(data))
     click.echo(f"journal of {program_id}, {len(data)} bytes, stored", err=True)

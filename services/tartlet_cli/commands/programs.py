@@ -6,13 +6,16 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tartlet_cli.cluster.options import release_option, target
 from tartlet_cli.console import exits
-from tartlet_cli.console.calls import talk, with_client
+from tartlet_cli.console.calls import connect, talk, with_client, with_opened
 from tartlet_cli.console.options import (
     PROGRAM_ARGS,
     PassingCommand,
@@ -112,11 +115,35 @@ def launch(ctx: click.Context, /, file: str, args: tuple[str, ...], **options: A
     raise SystemExit(code)
 
 
+def place_options(f: Any) -> Any:
+    """Add the options that name a server: `--server`, or `--kube` with a namespace, a release and a kubeconfig."""
+    for option in (
+        click.option("--kubeconfig", metavar="FILE", help="With --kube: kubeconfig."),
+        click.option("--kube-context", "context", metavar="NAME", help="With --kube: context."),
+        release_option,
+        click.option("--namespace", metavar="NAME", help="With --kube: namespace. Default: the context's."),
+        click.option("--kube", is_flag=True, help="The runtime of a release on a Kubernetes cluster."),
+        server_option,
+    ):
+        f = option(f)
+    return f
+
+
+def opening(server: str | None, options: dict[str, Any]) -> Callable[[], AbstractAsyncContextManager[AsyncClient]]:
+    """Return what opens a client of the server that the options of `place_options` name."""
+    kube = target(options)
+    if not options["kube"]:
+        return lambda: connect(server)
+    from tartlet_cli.cluster.client import cluster_client
+
+    return lambda: cluster_client(kube)
+
+
 @click.command()
 @click.option("-a", "--all", "ended", is_flag=True, help="List ended programs too.")
-@server_option
+@place_options
 @json_option
-def ps(server: str | None, *, ended: bool, as_json: bool) -> None:
+def ps(server: str | None, *, ended: bool, as_json: bool, **options: Any) -> None:
     """List programs.
 
     PAUSED is how long a program stood still because a part of the system was gone; --json tells each pause.
@@ -125,10 +152,11 @@ def ps(server: str | None, *, ended: bool, as_json: bool) -> None:
     Examples:
       tartlet ps
       tartlet ps --all --json
+      tartlet ps --all --kube --namespace production
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
     from tartlet_cli.console.terminal import error_json, usage_json
 
-    infos = with_client(server, lambda client: client.list(ended=ended))
+    infos = with_opened(opening(server, options), lambda client: client.list(ended=ended))
     if as_json:
         for info in infos:
             line = {name: getattr(info, name) for name in info.__slots__}
