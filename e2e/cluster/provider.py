@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -58,6 +59,9 @@ class Cluster(Protocol):
     def image(self) -> Image:
         """Makes Tartlet's image available to pods and returns it."""
 
+    def next_image(self) -> Image:
+        """Makes an image of a next release available to pods and returns it; see `images.next_release`."""
+
     def redis(self) -> str:
         """Makes an image of Redis available to pods and returns its name; "" means the chart's own."""
 
@@ -93,6 +97,13 @@ class Own(OwnCluster):
         """Builds the image and loads it."""
         image = self.image_file()
         self.load(image)
+        return image
+
+    def next_image(self) -> Image:
+        """Writes the image, loads it, and removes the file."""
+        with tempfile.TemporaryDirectory(dir=self.layout.cache) as directory:
+            image = images.next_release(self.image_file(), Path(directory) / "next.tar")
+            self.load(image)
         return image
 
     def redis(self) -> str:
@@ -159,6 +170,11 @@ class Given:
             raise Unfit(_NO_IMAGE)
         return Image(name, Path())
 
+    def next_image(self) -> Image:
+        """Returns the image that `TARTLET_E2E_NEXT_IMAGE` names, else the present one."""
+        name = self.environment.get("TARTLET_E2E_NEXT_IMAGE")
+        return Image(name, Path()) if name else self.image()
+
     def redis(self) -> str:
         """Returns "": the nodes pull the chart's own image."""
         return ""
@@ -217,8 +233,18 @@ class Kind:
     def image(self) -> Image:
         """Builds the image with Docker and loads it."""
         self.build()
-        subprocess.run(["kind", "load", "docker-image", _KIND_IMAGE, "--name", KIND_NAME], check=True)
+        self._load(_KIND_IMAGE)
         return Image(_KIND_IMAGE, Path())
+
+    def next_image(self) -> Image:
+        """Tags the image anew and loads it."""
+        name = f"{_KIND_IMAGE}-next"
+        subprocess.run(["docker", "tag", _KIND_IMAGE, name], check=True)
+        self._load(name)
+        return Image(name, Path())
+
+    def _load(self, name: str) -> None:
+        subprocess.run(["kind", "load", "docker-image", name, "--name", KIND_NAME], check=True)
 
     def redis(self) -> str:
         """Returns "": the nodes pull the chart's own image."""

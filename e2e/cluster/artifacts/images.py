@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from e2e.cluster.artifacts.requirements import Unfit
 from e2e.cluster.layout import DEBIAN, ROOT, Layout, files_digest
@@ -22,6 +23,8 @@ INPUTS = ("constraints", "crds", "gpu_worker", "inferlets", "operator", "protos"
 """Directories that the Dockerfile's target `base` copies."""
 
 NAME = "localhost/tartlet"
+NEXT_VERSION = "9.9.9"
+"""The version of the image that `next_release` makes."""
 _BASE = "localhost/tartlet-e2e-debian"
 _REDIS = "localhost/tartlet-e2e-redis"
 _KEPT = 3
@@ -47,34 +50,105 @@ def sources(root: Path = ROOT) -> Iterator[Path]:
 
 def pack(archive: Path, name: str, files: Mapping[str, Path], command: list[str]) -> Image:
     """Writes an image of one layer that holds static programs, given by their paths in the image."""
-    layer = io.BytesIO()
-    with tarfile.open(fileobj=layer, mode="w") as tar:
-        for path, file in sorted(files.items()):
-            member = tarfile.TarInfo(path)
-            member.size, member.mode = file.stat().st_size, 0o755
-            with file.open("rb") as content:
-                tar.addfile(member, content)
-    data = layer.getvalue()
-    digest = hashlib.sha256(data).hexdigest()
-    config = json.dumps(
-        {
-            "architecture": "amd64",
-            "os": "linux",
-            "config": {"Entrypoint": command, "Env": ["PATH=/"]},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
-            "history": [{"created_by": "tartlet's e2e tests"}],
-        }
-    ).encode()
-    config_name = f"{hashlib.sha256(config).hexdigest()}.json"
-    manifest = json.dumps([{"Config": config_name, "RepoTags": [name], "Layers": [f"{digest}/layer.tar"]}]).encode()
+    layer = _layer({_entry(path, 0o755): file.read_bytes() for path, file in sorted(files.items())})
+    config: dict[str, Any] = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Entrypoint": command, "Env": ["PATH=/"]},
+        "rootfs": {"type": "layers", "diff_ids": []},
+        "history": [],
+    }
     part = archive.with_suffix(".part")
     with tarfile.open(part, "w") as tar:
-        for path, body in ((config_name, config), (f"{digest}/layer.tar", data), ("manifest.json", manifest)):
-            member = tarfile.TarInfo(path)
-            member.size = len(body)
-            tar.addfile(member, io.BytesIO(body))
+        _close(tar, name, config, [], layer)
     part.replace(archive)
     return Image(name, archive)
+
+
+def next_release(image: Image, archive: Path) -> Image:
+    """Writes Tartlet's image again as that of a next release.
+
+    It has a name and a version of its own, and another Python component, which behaves as the earlier one; the earlier
+    one is still there, as `--build-arg PREVIOUS` leaves it.
+
+    Args:
+        image: Tartlet's image.
+        archive: Where the next one is written.
+    """
+    name = f"{NAME}-next:{image.name.rpartition(':')[2]}"
+    with tarfile.open(image.archive) as old, tarfile.open(archive, "w") as new:
+        (about,) = json.load(_member(old, "manifest.json"))
+        config = json.load(_member(old, about["Config"]))
+        metadata, note, code = _found(
+            old,
+            about["Layers"],
+            r"/tartlet-[\d.]+\.dist-info/METADATA$",
+            r"/tartlet/cache/guest/python-\w+\.json$",
+            r"/tartlet/cache/aot/\w+-component-.*\.cwasm$",
+        )
+        told = json.loads(note[1])
+        digest = hashlib.sha256(told["sha256"].encode()).hexdigest()
+        version = re.sub(rb"(?m)^Version: .*$", f"Version: {NEXT_VERSION}".encode(), metadata[1])
+        earlier = _entry(f"{note[0].name.rpartition('/')[0]}/python-earlier.json")
+        files = {metadata[0]: version, earlier: note[1], code[0]: code[1]}
+        files[note[0]] = json.dumps(told | {"sha256": digest}).encode()
+        code[0].name = code[0].name.replace(told["sha256"][:32], digest[:32])
+        for member in old.getmembers():
+            if member.name not in ("manifest.json", about["Config"], "repositories"):
+                new.addfile(member, old.extractfile(member) if member.isfile() else None)
+        _close(new, name, config, about["Layers"], _layer(files))
+    return Image(name, archive)
+
+
+def _found(archive: tarfile.TarFile, layers: list[str], *patterns: str) -> list[tuple[tarfile.TarInfo, bytes]]:
+    """Returns the one file of an image whose path matches, for each pattern, with its content."""
+    found: dict[str, tuple[tarfile.TarInfo, bytes]] = {}
+    for layer in layers:
+        with tarfile.open(fileobj=_member(archive, layer)) as files:
+            for member in files:
+                for pattern in patterns:
+                    if member.isfile() and re.search(pattern, member.name):
+                        found[pattern] = member, _member(files, member.name).read()
+    return [found[pattern] for pattern in patterns]
+
+
+def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
+    """Returns the content of a file of an archive; a link leads to the file."""
+    found = archive.extractfile(name)
+    if found is None:
+        raise FileNotFoundError(f"{name} is no file of the image")
+    return found
+
+
+def _entry(path: str, mode: int = 0o644) -> tarfile.TarInfo:
+    """Returns a file's entry in a layer."""
+    made = tarfile.TarInfo(path)
+    made.mode = mode
+    return made
+
+
+def _layer(files: Mapping[tarfile.TarInfo, bytes]) -> bytes:
+    """Returns a layer with these files."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        for entry, content in files.items():
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return layer.getvalue()
+
+
+def _close(archive: tarfile.TarFile, name: str, config: dict[str, Any], below: list[str], layer: bytes) -> None:
+    """Adds the top layer, the configuration and the manifest to an archive that has the layers `below`."""
+    digest = hashlib.sha256(layer).hexdigest()
+    config["rootfs"]["diff_ids"].append(f"sha256:{digest}")
+    config.setdefault("history", []).append({"created_by": "tartlet's e2e tests"})
+    text = json.dumps(config).encode()
+    config_name, layer_name = f"{hashlib.sha256(text).hexdigest()}.json", f"{digest}/layer.tar"
+    about = [{"Config": config_name, "RepoTags": [name], "Layers": [*below, layer_name]}]
+    for path, body in ((config_name, text), (layer_name, layer), ("manifest.json", json.dumps(about).encode())):
+        entry = _entry(path)
+        entry.size = len(body)
+        archive.addfile(entry, io.BytesIO(body))
 
 
 def redis(layout: Layout) -> Image:

@@ -14,6 +14,7 @@ NODE = "10.89.0.2"
 API_SERVER = "10.89.0.1"
 METADATA_SERVICE = "169.254.169.254"
 WORLD = "93.184.216.34"
+REDIS = 6379
 
 Named = tuple[str, Flow]
 
@@ -52,6 +53,28 @@ def must_pass(release: str, namespace: str) -> Iterator[Named]:
     for name, pod in (("control", control), ("runtime", runtime), ("worker", worker), ("operator", operator)):
         yield f"the kubelet probes {name}", Flow(KUBELET, pod, 8080)
     yield "a port-forward reaches runtime", Flow(KUBELET, runtime, 7444)
+
+
+def journals_pass(release: str, namespace: str) -> Iterator[Named]:
+    """Yields the connections to the Redis of journals that a release with one needs."""
+    yield "runtime to journals", Flow(role("runtime", release, namespace), role("journals", release, namespace), REDIS)
+    yield "the kubelet probes journals", Flow(KUBELET, role("journals", release, namespace), REDIS)
+
+
+def journals_must_not_pass(release: str, namespace: str) -> Iterator[Named]:
+    """Yields the connections to the Redis of journals, and from it, that must be refused."""
+    journals = role("journals", release, namespace)
+    for other in ("control", "worker", "operator", "gateway", "test", "redis"):
+        yield f"{other} to journals", Flow(role(other, release, namespace), journals, REDIS)
+    yield "another release's runtime to journals", Flow(role("runtime", "other", namespace), journals, REDIS)
+    yield "a runtime of another namespace to journals", Flow(role("runtime", release, "elsewhere"), journals, REDIS)
+    client = Pod(namespace, {"tartlet.dev/client": "true"}, ip="10.200.0.20")
+    yield "a client to journals", Flow(client, journals, REDIS)
+    yield "a stranger to journals", Flow(Pod(namespace, {"app": "web"}, ip="10.200.0.30"), journals, REDIS)
+    yield "the world to journals", Flow(Host(WORLD), journals, REDIS)
+    yield "journals to the world", Flow(journals, Host(WORLD), REDIS)
+    yield "journals ask DNS", Flow(journals, DNS, 53, "UDP")
+    yield "journals dial runtime", Flow(journals, role("runtime", release, namespace), 7444)
 
 
 def must_not_pass(release: str, namespace: str) -> Iterator[Named]:

@@ -6,22 +6,25 @@ import inspect
 import json
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from itertools import pairwise
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from e2e.cluster.artifacts.images import Image
+from e2e.cluster.artifacts.images import NEXT_VERSION, Image
 from e2e.cluster.kube import Kube, Object, step, until
 from e2e.cluster.layout import ROOT
+from e2e.cluster.network.flows import journals_must_not_pass, journals_pass
+from e2e.cluster.network.netpol import Pod
 from e2e.cluster.provider import Cluster, Own
 from e2e.tests.conftest import CHART, MARK, RELEASE, chart_values, install, make_namespace, pool
 from e2e.tests.programs.test_answers import run
+from e2e.tests.security.test_safety import live_policies, namespaces
 from e2e.tests.support import tool
 from e2e.tests.support.story import TERMINAL, inferlet, of, phases
 from e2e.tests.support.tool import Heard
+from e2e.tests.support.traffic import Traffic
 from e2e.tests.support.upkeep import evict, until_whole
 
 NAMESPACE = "e2e-upkeep"
@@ -33,15 +36,15 @@ ROUNDS = 26
 STEP_ROUNDS = 2
 """So many more rounds of each program may end in each step of the test."""
 REDIS_USER = 999
+COMPONENT = "app.kubernetes.io/component"
 SMALL: Object = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "2Gi"}}
 
 
-def values(redis: str, **more: Any) -> dict[str, Any]:
-    """Returns values of a release whose programs outlive their runtime's pod; `more` is for each role."""
+def values(redis: str) -> dict[str, Any]:
+    """Returns values of a release whose programs outlive their runtime's pod."""
     own = {"image": redis} if redis else {}
-    role = {"resources": SMALL, **more}
     journals = {"store": "redis", "redis": {**own, "storage": "1Gi", "resources": SMALL, "runAsUser": REDIS_USER}}
-    two = {**role, "replicas": 2}
+    two = {"resources": SMALL, "replicas": 2}
     lease = {**own, "resources": SMALL, "runAsUser": REDIS_USER}
     return {"journals": journals, "redis": lease, "control": two, "runtime": two, "operator": two}
 
@@ -122,32 +125,39 @@ def tool_pod(kube: Kube, image: Image, prefix: str, programs: list[str]) -> Obje
         "PROGRAMS": json.dumps(programs),
         "ROUNDS": str(ROUNDS),
     }
+    made = client_pod(image, f"tool-{prefix}", ["python", "-c", inspect.getsource(tool)])
+    (container,) = made["spec"]["containers"]
+    container["env"] = [{"name": name, "value": value} for name, value in env.items()]
+    container["volumeMounts"] = [
+        {"name": "tls", "mountPath": str(tool.TLS), "readOnly": True},
+        {"name": "scratch", "mountPath": str(tool.ALLOWED.parent)},
+    ]
+    made["spec"]["volumes"] = [
+        {"name": "tls", "secret": {"secretName": f"{RELEASE}-client-tls", "defaultMode": 0o444}},
+        {"name": "scratch", "emptyDir": {}},
+    ]
+    return made
+
+
+def client_pod(image: Image, name: str, command: list[str]) -> Object:
+    """Returns a pod with the labels of a client."""
     none: Object = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     container: Object = {
-        "name": "tool",
+        "name": "main",
         "image": image.name,
-        "command": ["python", "-c", inspect.getsource(tool)],
-        "env": [{"name": name, "value": value} for name, value in env.items()],
+        "command": command,
         "securityContext": none | {"readOnlyRootFilesystem": True},
-        "volumeMounts": [
-            {"name": "tls", "mountPath": str(tool.TLS), "readOnly": True},
-            {"name": "scratch", "mountPath": str(tool.ALLOWED.parent)},
-        ],
     }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": f"tool-{prefix}", "labels": {"tartlet.dev/client": "true"}},
+        "metadata": {"name": name, "labels": {"tartlet.dev/client": "true"}},
         "spec": {
             "automountServiceAccountToken": False,
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,
             "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [container],
-            "volumes": [
-                {"name": "tls", "secret": {"secretName": f"{RELEASE}-client-tls", "defaultMode": 0o444}},
-                {"name": "scratch", "emptyDir": {}},
-            ],
         },
     }
 
@@ -173,42 +183,113 @@ def finished(kube: Kube, prefix: str) -> tuple[Heard, dict[str, Object]]:
     return heard(kube, prefix), {r["metadata"]["name"]: r["status"] for r in of(kube, "irun", f"{prefix}-")}
 
 
+def test_runtimes_alone_may_reach_the_journals(
+    kept: Kube, kube: Kube, cluster: Cluster, traffic: Traffic, image: Image, fake_pool: str
+) -> None:
+    """Pods of all kinds connect, and the policies judge each connection that the kernel saw."""
+    if not isinstance(cluster, Own):
+        pytest.skip("connections are read from the kernel of this machine's own cluster")
+    policies = live_policies(kube)
+    assert [n for n, flow in journals_pass(RELEASE, NAMESPACE) if not policies.allow(flow)] == []
+    assert [n for n, flow in journals_must_not_pass(RELEASE, NAMESPACE) if policies.allow(flow)] == []
+    kept.apply(*(idle_pod(image, name, labels) for name, labels in STRANGERS.items()))
+    for name in STRANGERS:
+        kept("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=60s")
+    address = kept.get(f"service/{RELEASE}-journals")["spec"]["clusterIP"]
+    tried = {name: connected(kept, f"pod/{name}", address) for name in STRANGERS}
+    for role in ("control", "runtime", "worker", "operator"):
+        for each in (kept, kube):
+            found = each.items("pods", "-l", f"{COMPONENT}={role}")
+            tried[f"{role} of {each.namespace}"] = connected(each, f"pod/{found[0]['metadata']['name']}", address)
+    traffic.listed(cluster.connections())
+    made = {name: traffic.attempt(*end) for name, end in tried.items()}
+    assert {f.target.labels[COMPONENT] for f in made.values() if isinstance(f.target, Pod)} == {"journals"}
+    rules = traffic.judged_by(namespaces(kube))
+    assert [name for name, flow in made.items() if rules.allow(flow)] == [f"runtime of {NAMESPACE}"]
+    kept("delete", "pod", *STRANGERS, "--grace-period=1", "--timeout=30s")
+
+
+STRANGERS = {"web": {"app": "web"}, "client": {"tartlet.dev/client": "true"}}
+"""Labels of pods, by name, that belong to no release."""
+
+CONNECT = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 6379), 5) as made:
+    made.sendall(b"PING\\r\\n")
+    assert made.recv(16) == b"+PONG\\r\\n"
+    print(*made.getsockname())
+"""
+"""Asks a Redis for a sign of life, and prints the connection's own address and port."""
+
+
+def connected(kube: Kube, pod: str, address: str) -> tuple[str, int]:
+    """Connects from a pod to a Redis; returns the connection's own address and port."""
+    ip, port = kube("exec", pod, "--", "python", "-c", CONNECT, address).split()
+    return ip, int(port)
+
+
+def idle_pod(image: Image, name: str, labels: dict[str, str]) -> Object:
+    """Returns a pod that does nothing."""
+    made = client_pod(image, name, ["python", "-c", "import time; time.sleep(600)"])
+    made["metadata"]["labels"] = labels
+    return made
+
+
+def pods_of(kube: Kube) -> list[Object]:
+    """Returns the pods of a release, by name."""
+    return sorted(kube.items("pods", "-l", COMPONENT), key=lambda pod: str(pod["metadata"]["name"]))
+
+
 @pytest.mark.beyond_gate
 @pytest.mark.timeout(900)
-def test_runs_notice_no_eviction_no_rolled_pool_and_no_upgrade(kept: Kube, image: Image, redis: str) -> None:
+def test_runs_notice_no_eviction_no_rolled_pool_and_no_upgrade(
+    kept: Kube, cluster: Cluster, image: Image, redis: str
+) -> None:
     launched(kept, image, "calm", VARIANTS)
     told, calm = finished(kept, "calm")
     assert (told["calls"], told["repeated"]) == (2 * VARIANTS * ROUNDS, [])
     expected = [calm[f"calm-{n}"]["result"] for n in range(VARIANTS)]
     assert len(set(expected)) == VARIANTS
+    with step("an image of a next release"):
+        following = cluster.next_image()
 
     programs = launched(kept, image, "storm", RUNS)
-    pods = [pod for pod in kept.items("pods") if not pod["metadata"]["name"].startswith("tool-")]
-    calls = [0]
+    pods = pods_of(kept)
+    made: dict[str, int] = {}
 
-    def step_of(name: str) -> AbstractContextManager[None]:
-        allow(kept, "storm", STEP_ROUNDS * len(calls))
-        calls.append(heard(kept, "storm")["calls"])
-        return step(f"{name}, after {calls[-1]} calls")
+    @contextmanager
+    def during(name: str) -> Iterator[None]:
+        """Lets more rounds end during a step, and notes how many calls the tool heard meanwhile."""
+        allow(kept, "storm", STEP_ROUNDS * (len(made) + 1))
+        before = heard(kept, "storm")["calls"]
+        with step(f"{name}, after {before} calls"):
+            yield
+        made[name] = heard(kept, "storm")["calls"] - before
 
-    for pod in sorted(pods, key=lambda p: str(p["metadata"]["name"])):
-        with step_of(f"{pod['metadata']['name']} evicted"):
+    for pod in pods:
+        with during(f"{pod['metadata']['name']} evicted"):
             evict(kept, pod)
             until_whole(kept, pod)
     (engine, *_) = kept.items("pods", "-l", f"tartlet.dev/pool={POOL}")
-    with step_of("pool rolled"):
+    with during("pool rolled"):
         change = {"spec": {"podTemplate": {"annotations": {"example.org/rolled": "true"}}}}
         kept("patch", f"epool/{POOL}", "--type=merge", "-p", json.dumps(change))
         until_whole(kept, engine)
         kept.wait(f"epool/{POOL}", "Ready")
-    with step_of("control, runtimes and operators upgraded"):
-        upgraded = chart_values(image, **values(redis, podAnnotations={"example.org/upgraded": "true"}))
+    (engine, *_) = kept.items("pods", "-l", f"tartlet.dev/pool={POOL}")
+    with during("control, runtimes, operators and engines upgraded"):
+        upgraded = chart_values(following, **values(redis))
         kept.helm("upgrade", RELEASE, CHART, "--wait", "--timeout", "180s", values=upgraded)
-    after = {p["metadata"]["uid"] for p in kept.items("pods")}
-    assert not after & {p["metadata"]["uid"] for p in pods}
+        until_whole(kept, engine)
+        kept.wait(f"epool/{POOL}", "Ready")
+    after = pods_of(kept)
+    assert not {p["metadata"]["uid"] for p in after} & {p["metadata"]["uid"] for p in pods}
+    upgraded_ones = [p for p in after if p["metadata"]["labels"][COMPONENT] not in ("redis", "journals")]
+    assert {c["image"] for p in upgraded_ones for c in p["spec"]["containers"]} == {following.name}
+    if isinstance(cluster, Own):
+        assert kept("exec", f"deploy/{RELEASE}-runtime", "--", "tartlet", "version").split()[-1] == NEXT_VERSION
     assert phases(kept, "storm-") == ["Running"] * RUNS
-    calls.append(heard(kept, "storm")["calls"])
-    assert sum(more > before for before, more in pairwise(calls)) > len(calls) // 2
+    assert [name for name, calls in made.items() if calls == 0] == []
     told, storm = finished(kept, "storm")
     assert {n: s for n, s in storm.items() if (s["phase"], s["attempts"]) != ("Succeeded", 1)} == {}
     assert [storm[f"storm-{n}"]["result"] for n in range(RUNS)] == expected * (RUNS // VARIANTS)

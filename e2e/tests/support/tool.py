@@ -23,7 +23,7 @@ from tartlet_common.rpc.endpoints import Tls
 
 ALLOWED: Final = Path("/tmp/allowed")  # noqa: S108 - the pod's own
 TLS: Final = Path("/etc/tartlet/tls")
-PAUSE_S: Final = (0.5, 2.5)
+PAUSE_S: Final = (1.0, 4.0)
 """Least and most time between two rounds of a program, in seconds."""
 PATIENCE_S: Final = 120.0
 """For how long a broken connection is taken up again."""

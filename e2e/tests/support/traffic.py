@@ -35,6 +35,8 @@ class Traffic:
     policies: dict[tuple[str, str], Object] = field(default_factory=dict)
     flows: dict[str, Flow] = field(default_factory=dict)
     unresolved: dict[str, str] = field(default_factory=dict)
+    tried: set[str] = field(default_factory=set)
+    """Keys of connections that a test made to show that policies refuse them."""
     before: frozenset[str] = frozenset()
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -62,6 +64,19 @@ class Traffic:
                     self.unresolved.pop(key, None)
                     for flow in flows([connection], self.pods):
                         self.flows[key] = flow
+
+    def attempt(self, address: str, port: int) -> Flow:
+        """Returns the connection that a test made from an address and port, and notes that it was tried.
+
+        Raises:
+            KeyError: The kernel's lists have no such connection.
+        """
+        with self.lock:
+            for key, flow in self.flows.items():
+                if f" src={address} " in key and f" sport={port} " in key:
+                    self.tried.add(key)
+                    return flow
+        raise KeyError(f"no connection from {address}:{port} was seen")
 
     def judged_by(self, namespaces: Mapping[str, Mapping[str, str]]) -> Policies:
         """Returns all policies seen, each in its last form; `namespaces` are the labels of the present namespaces."""
