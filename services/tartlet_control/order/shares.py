@@ -50,8 +50,8 @@ def weights_of(text: str) -> dict[str, float]:
 def has_place(counts: Mapping[str, int], tenant: str, most: int, weights: Mapping[str, float]) -> bool:
     """Return whether one more program of a tenant may start.
 
-    The last eighth of the places is for tenants that have less than their share. So one that floods can't keep others
-    out, and alone it still has most of the places.
+    The last eighth of the places is for tenants that have less than their share, and half of that for tenants that have
+    no place at all. So those that flood can't keep others out, and one alone still has most of the places.
 
     Args:
         counts: programs of each tenant that has some.
@@ -62,15 +62,17 @@ def has_place(counts: Mapping[str, int], tenant: str, most: int, weights: Mappin
     Example:
         >>> has_place({"a": 13}, "a", 16, {}), has_place({"a": 14}, "a", 16, {}), has_place({"a": 14}, "b", 16, {})
         (True, False, True)
+        >>> has_place({"a": 14, "b": 1}, "b", 16, {}), has_place({"a": 14, "b": 1}, "c", 16, {})
+        (False, True)
     """
-    held = sum(counts.values())
-    if held >= most:
+    held, reserve = sum(counts.values()), most // _RESERVED
+    if tenant not in counts or held < most - reserve:
+        return held < most
+    if held >= most - (reserve + 1) // 2:
         return False
-    if held < most - most // _RESERVED:
-        return True
-    shares = {each: weights.get(each, 1.0) for each in (*counts, tenant)}
+    shares = {each: weights.get(each, 1.0) for each in counts}
     others = sum(shares.values()) if len(shares) > 1 else shares[tenant] + 1.0  # somebody else may come
-    return counts.get(tenant, 0) < most * shares[tenant] / others
+    return counts[tenant] < most * shares[tenant] / others
 
 
 class Shares:

@@ -46,8 +46,19 @@ def test_the_last_places_are_for_tenants_below_their_share() -> None:
     core, session = core_of()
     assert len(launch(core, session, "flood", PLACES)) == PLACES - PLACES // 8
     assert set(refused(session).values()) == {Overloaded}
-    assert len(launch(core, session, "calm", 2)) == 2
-    assert by_tenant(core) == {"flood": 14, "calm": 2}
+    assert len(launch(core, session, "calm", 2)) == 1, "one is for a tenant without any"
+    assert len(launch(core, session, "third", 2)) == 1
+    assert by_tenant(core) == {"flood": 14, "calm": 1, "third": 1}
+
+
+def test_two_floods_leave_places_for_many_others() -> None:
+    core, session = core_of(160)
+    launch(core, session, "a", 160)
+    assert len(launch(core, session, "b", 160)) == 10, "half of the last eighth"
+    assert not launch(core, session, "a", 1)
+    others = [len(launch(core, session, f"other-{n}", 3)) for n in range(12)]
+    assert others == [1] * 10 + [0] * 2
+    assert by_tenant(core).total() == 160
 
 
 def test_what_ran_before_control_went_away_runs_on_whichever_runtime_is_back_first() -> None:
@@ -81,10 +92,11 @@ def test_a_program_that_only_its_journal_knows_goes_on_though_all_places_are_tak
     store = core.on_runtime("store", "i", "unix:store", [], journals="store")
     core.takeovers.on_found(store, [Found("old", 2, "calm", "")], is_last=True)
     launch(core, session, "flood", PLACES)
-    launch(core, session, "calm", 2)
+    launch(core, session, "calm", 1)
+    launch(core, session, "third", 1)
     clock.advance(settings.runtime_grace_s + settings.takeover_grace_s / 2)
     core.tick()
     [(program_id, epoch, _)] = store.outbox.notices.takeovers
     core.on_start(store, StartRequest(1, program_id, tenant="calm", adopts=True, durable=True, epoch=epoch))
     assert refused(store) == {}
-    assert by_tenant(core) == {"flood": 14, "calm": 3}
+    assert by_tenant(core) == {"flood": 14, "calm": 2, "third": 1}
