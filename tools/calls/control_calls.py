@@ -66,7 +66,7 @@ CONTROL_CALLS: Final = (
         b="keep_tokens",
         c="new_rows",
         trait="Tables",
-        errors=(*_HOLD, "UnknownResource", "InvalidArgument"),
+        errors=(*_HOLD, "TenantOverShare", "UnknownResource", "InvalidArgument"),
     ),
     _call(
         Op.GRAMMAR,
