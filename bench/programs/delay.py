@@ -50,7 +50,8 @@ async def delaying(at: Path, to: Path, round_trip_s: float) -> AsyncIterator[str
     """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, ExceptionGroup):
+        # asyncio cancels this task when the benchmark ends, and would report that as an error
+        with suppress(ConnectionError, ExceptionGroup, asyncio.CancelledError):
             far_reader, far_writer = await asyncio.open_unix_connection(str(to))
             try:
                 await asyncio.gather(
