@@ -79,22 +79,20 @@ class Agents:
         return made
 
 
-async def throughput(agent: Agent, at_once: int, seconds: float) -> float:
-    """Return the agents that end in a second while `at_once` run."""
-    ended = 0
-    end_s = time.perf_counter() + seconds
+async def throughput(agent: Agent, at_once: int, count: int) -> float:
+    """Return the agents that end in a second while `at_once` run, until `count` have ended."""
+    left = iter(range(count))
 
     async def work() -> None:
-        nonlocal ended
-        while time.perf_counter() < end_s:
+        for _ in left:
             await agent()
-            ended += time.perf_counter() < end_s
 
+    start_s = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(at_once)))
-    return ended / seconds
+    return count / (time.perf_counter() - start_s)
 
 
-async def measure(repeat: int, length: int, tokens: int, at_once: int, seconds: float) -> report.Report:
+async def measure(repeat: int, length: int, tokens: int, at_once: int, count: int) -> report.Report:
     """Measure both kinds in turns."""
     latency: dict[str, list[float]] = {"program": [], "driven": []}
     rates: dict[str, list[float]] = {"program": [], "driven": []}
@@ -120,7 +118,7 @@ async def measure(repeat: int, length: int, tokens: int, at_once: int, seconds: 
                 report.progress(f"agents: turn {turn + 1} of {repeat}")
             for turn in range(2):
                 for kind in order:
-                    rates[kind].append(await throughput(kinds[kind], at_once, seconds))
+                    rates[kind].append(await throughput(kinds[kind], at_once, count))
                 order.reverse()
                 report.progress(f"agents: throughput, turn {turn + 1} of 2")
     return tabulated(latency, rates, length, tokens, at_once)
@@ -149,10 +147,12 @@ def main() -> int:
     parser.add_argument("--prompt", type=report.positive, default=128, metavar="N", help="tokens (default %(default)s)")
     parser.add_argument("--tokens", type=report.positive, default=24, metavar="N", help="a turn (default %(default)s)")
     parser.add_argument("--at-once", type=report.positive, default=16, metavar="N", help="agents (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=8.0, metavar="S", help="of a load (default %(default)s)")
+    parser.add_argument(
+        "--count", type=report.positive, default=64, metavar="N", help="of a load (default %(default)s)"
+    )
     args = parser.parse_args()
     install_uvloop()
-    return report.emit([asyncio.run(measure(args.repeat, args.prompt, args.tokens, args.at_once, args.seconds))], args)
+    return report.emit([asyncio.run(measure(args.repeat, args.prompt, args.tokens, args.at_once, args.count))], args)
 
 
 if __name__ == "__main__":
