@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,8 @@ from tartlet_worker.torch_engine import attention_choice, driver_check, graph_ch
 from tartlet_worker.torch_engine.fast_path import resolve_dtype
 from tartlet_worker.torch_engine.finding import Finding
 
+CAPABILITY = "9.0"
+"""Of H100 and H200, for which the image's modules are built."""
 CLOSE = 2e-2
 """How far bf16 results of two implementations may differ, for values around 1."""
 PARAMETERS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -74,9 +76,10 @@ def default_config() -> ModelConfig:
 def checks(device: str, config: ModelConfig, settings: WorkerSettings) -> Iterator[Finding]:
     """Check a CUDA device for a model and a worker's settings."""
     yield driver_check.driver_finding(driver_check.driver_version(), torch.version.cuda)
-    if not torch.cuda.is_available():  # doctor has said so, and the driver may be why
-        return
     dtype = resolve_dtype(settings.dtype, config)
+    if not torch.cuda.is_available():  # doctor has said so, and the driver may be why
+        yield expected_finding(device, config, settings, dtype)
+        return
     yield _device(device)
     needs = attention_choice.flashinfer_needs(config, dtype)
     capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
@@ -89,6 +92,14 @@ def checks(device: str, config: ModelConfig, settings: WorkerSettings) -> Iterat
         yield Finding("cuda graphs", "ok", "off: TARTLET_WORKER_GRAPHS says so")
     elif attention.status == "ok":
         yield graph_check.graph_finding(path, device, config, CudaCapture(device), close=CLOSE)
+
+
+def expected_finding(device: str, config: ModelConfig, settings: WorkerSettings, dtype: str) -> Finding:
+    """Return the path of attention that a device with `CAPABILITY` would take, on a machine without a device."""
+    needs = attention_choice.flashinfer_needs(config, dtype)
+    triton, flashinfer = attention_choice.triton_lacks(), flashinfer_modules.lacks(needs, CAPABILITY)
+    _, finding = attention_finding(device, settings, triton_lacks=triton, flashinfer_lacks=flashinfer)
+    return replace(finding, name="attention elsewhere", found=f"on a GPU of capability {CAPABILITY}: {finding.found}")
 
 
 def attention_finding(

@@ -14,7 +14,7 @@ import torch
 from tartlet_common.config.settings import WorkerSettings
 from tartlet_worker.attention import flashinfer_modules as modules
 from tartlet_worker.attention.shape import Shape, classify
-from tartlet_worker.torch_engine import gpu_checks
+from tartlet_worker.torch_engine import attention_choice, gpu_checks
 from tests.worker import flashinfer_shadow
 
 NEEDS = modules.Needs(head_dim=128, dtype="bfloat16", group=4)
@@ -128,6 +128,20 @@ def test_doctor_names_the_path_that_the_settings_lead_to(settings: dict[str, Any
     assert found.found.startswith(path)
     assert said in found.found
     assert bool(found.remedy) == (status == "fail")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device, whose own path is named")
+def test_doctor_names_the_path_that_a_gpu_would_take_where_there_is_none(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modules, "package", lambda: installed)
+    for names, path in (([], "flashinfer"), (NEEDS.modules()[:1], "triton")):
+        for name in names:
+            (installed / "data" / "aot" / name / f"{name}.so").unlink()
+        monkeypatch.setattr(attention_choice, "triton_lacks", lambda: "")
+        *_, found = gpu_checks.checks("cuda", gpu_checks.default_config(), WorkerSettings(dtype="bfloat16"))
+        assert (found.name, found.status) == ("attention elsewhere", "ok")
+        assert f"of capability 9.0: {path}: " in found.found
 
 
 def test_triton_is_held_against_gathered_pages_and_its_absence_is_a_warning() -> None:
