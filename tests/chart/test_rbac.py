@@ -22,6 +22,7 @@ NEEDED: set[Grant] = {
     *((verb, "apps", "deployments", "") for verb in ("get", "list", "watch", "create", "patch")),
     *((verb, "policy", "poddisruptionbudgets", "") for verb in ("get", "create", "patch")),
     *((verb, "", kind, "") for verb in ("get", "list", "watch") for kind in ("pods", "configmaps")),
+    *((verb, "", "configmaps", "") for verb in ("create", "patch")),  # the lists of pools' adapters
     ("create", "", "events", ""),
     ("create", "coordination.k8s.io", "leases", ""),
     *((verb, "coordination.k8s.io", "leases", "tartlet-operator") for verb in ("get", "list", "update", "watch")),

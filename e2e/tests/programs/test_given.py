@@ -37,7 +37,7 @@ KINDS = (("epool", "fake"), ("ilet", "named"), ("irun", "named"))
 LEADS = ("create leases", "get leases tartlet-operator", "update leases tartlet-operator")
 POOLS = ("get configmaps tartlet-pools", "patch configmaps tartlet-pools")
 """Rights in the release's own namespace, whether the operator watches it or not."""
-WATCHED = [need for need in NEEDS if need not in (*LEADS, POOLS[1], "create enginepools")]
+WATCHED = [need for need in NEEDS if need not in (*LEADS, "create enginepools")]
 """Rights in a namespace that the operator watches."""
 
 

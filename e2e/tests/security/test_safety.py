@@ -51,6 +51,7 @@ NEEDS = (
     *(f"{verb} deployments" for verb in ("get", "list", "watch", "create", "patch")),
     *(f"{verb} poddisruptionbudgets" for verb in ("get", "create", "patch")),
     *(f"{verb} {what}" for verb in ("get", "list", "watch") for what in ("pods", "configmaps")),
+    *("create configmaps", "patch configmaps"),  # the lists of pools' adapters
     "create events",
     "create enginepools",  # those of the release's values
     *(f"{verb} configmaps tartlet-pools" for verb in ("get", "patch")),  # they stand there
@@ -73,7 +74,7 @@ MUST_NOT = (
     *("get pods/log", "get pods/exec", "get pods/portforward", "patch pods/status", "create pods/proxy"),
     *("create serviceaccounts", "create serviceaccounts/token", "impersonate serviceaccounts"),
     *("impersonate users", "impersonate groups"),
-    *("create configmaps", "patch configmaps", "delete configmaps"),
+    *("update configmaps", "delete configmaps"),
     *("list services", "create services", "create endpoints", "create persistentvolumeclaims"),
     *("list events", "delete events", "patch events"),
     *("delete deployments", "update deployments", "patch deployments/status", "patch deployments/scale"),
