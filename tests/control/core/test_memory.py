@@ -218,6 +218,21 @@ def test_pages_kept_in_host_memory_are_given_back_when_their_program_or_engine_g
     assert all(p.guest.tokens() == alone[p.guest.program_id] for p in rest)
 
 
+@pytest.mark.parametrize(("device_s", "copies"), [(1.0, True), (1e-9, False)])
+def test_pages_go_to_host_memory_only_where_that_costs_less_than_computing_them(device_s: float, copies: bool) -> None:
+    host, programs = wave(6, pages=30, host_pages=60)
+    host.device_s = device_s  # of each step; copying a page takes a microsecond each way
+    for program in programs:
+        program.begin()
+    host.run()
+    host.clock.advance(REST_S + 2 * device_s)
+    host.run()
+    left = [place for place in host.core.rebuilder.waiting if any(line.length for line in place.book.tables.values())]
+    assert left
+    assert [bool(place.kept) for place in left] == [copies] * len(left)
+    assert any(len(step.swaps.out_page) for step in host.steps) == copies
+
+
 def test_pages_come_back_beside_a_step_of_others_and_are_read_by_a_later_one() -> None:
     host, programs = wave(12, pages=60, host_pages=200)
     finish(host, programs)
