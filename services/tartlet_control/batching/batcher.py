@@ -7,12 +7,15 @@ asks it for plans. Policies, predictions of step times and of returns, and all t
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
+from math import inf
 from typing import Any
 
 from tartlet_control.batching import accounting
 from tartlet_control.batching.gather import Dispatch, Limits, gather
 from tartlet_control.batching.policies import Policy
 from tartlet_control.batching.return_times import WORTH, ReturnTimes
+from tartlet_control.batching.rivals import Rivals, shared_tokens
 from tartlet_control.batching.step_times import StepTimes
 from tartlet_control.batching.view import Away, View
 from tartlet_control.batching.waiting import Waiting
@@ -46,8 +49,8 @@ class Batcher:
     """The queues of one engine that have something to send, its steps in flight, and the policy over both."""
 
     __slots__ = (
-        "_began_s", "_depth", "_limits", "_policy", "in_flight", "look_at", "only", "order", "return_times", "shares",
-        "times", "waiting",
+        "_began_s", "_depth", "_limits", "_policy", "in_flight", "look_at", "only", "order", "return_times", "rivals",
+        "shares", "times", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +67,7 @@ class Batcher:
         self.look_at: float | None = None  # when to ask for a plan again if nothing happens before
         self.times = StepTimes()
         self.return_times = ReturnTimes()
+        self.rivals = Rivals()
         self._policy = policy
         self._depth = depth
         self._limits = limits
@@ -130,7 +134,15 @@ class Batcher:
             dispatches = [] if self.in_flight else gather(lanes, self._limits, now, rebuilds=rebuilds)
             alone.clear()
             return dispatches
-        plan = self._policy(self._view(now), now)
+        limits = self._limits
+        if self.rivals.several(self.waiting.tenants) and any(queue.pending[0].tokens > 1 for queue in self.waiting):
+            in_flight = {tenant for sent in self.in_flight for tenant in sent.of_tenant}
+            until = self.rivals.awaited(self.waiting.tenants, in_flight, self.shares.time, now)
+            if until:
+                self.look_at = None if until == inf else until
+                return []
+            limits = replace(limits, layer_tokens=shared_tokens(self.times, limits.batch_tokens))
+        plan = self._policy(self._view(now, limits), now)
         if not plan.dispatches:
             self.look_at = plan.look_at
         return plan.dispatches
@@ -141,6 +153,7 @@ class Batcher:
             self._began_s = step.sent_s
         accounting.sent(step.queues, self.order, step.sent_s)
         step.charged = self.shares.sent(step.of_tenant)
+        self.rivals.sent(step.of_tenant, step.sent_s)
         self.in_flight.append(step)
 
     def answered(self, computed_tokens: int, device_s: float, now: float) -> SentStep:
@@ -155,20 +168,21 @@ class Batcher:
         """Take note that the commands of an answered step are settled."""
         self.return_times.answered(step.queues, self._apart_s(step.tokens), now)
         self.shares.settled(step.charged, step.of_tenant, device_s)
+        self.rivals.answered(step.queues, now)
         accounting.settled(step.batches, step.queues, self.waiting, device_s, now)
 
     def ranked(self, now: float) -> list[CommandQueue]:
         """Return the queues that wait, by the order of programs."""
         return self.waiting.ranked(self.order, now)
 
-    def _view(self, now: float) -> View:
+    def _view(self, now: float, limits: Limits) -> View:
         return View(
             self.waiting,
             len(self.in_flight),
             self._depth,
-            self._limits,
+            limits,
             self.order,
-            self.shares if self.waiting.tenants > 1 else None,
+            self.shares if len(self.waiting.tenants) > 1 else None,
             running=self._running(),
             away=self._away(),
             expected=self.return_times.expected(now),

@@ -43,6 +43,7 @@ class Limits:
     rebuild_tokens: int = 1 << 30  # of a step, that make lost state again while others wait
     step_bytes: int = 3 << 20  # of a step's frame and of its answer; a message may have 4 MiB
     starved_s: float = 1.0  # a command that waited longer goes before all others of its program
+    layer_tokens: int = 1 << 30  # of one batch through the layers, while several tenants share the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ def gather(
         kind = step.choose()
         if not kind:
             break
-        taken, full = _fill(step, step.ordered(kind))
+        taken, full = _fill(step, kind, step.ordered(kind))
         if kind in RUNS_LAYERS:
             step.forwarded = True
         if taken:
@@ -197,11 +198,13 @@ def gather(
     return step.dispatches
 
 
-def _fill(step: _Step, entries: Iterator[_Entry]) -> tuple[list[Command], bool]:
+def _fill(step: _Step, kind: int, entries: Iterator[_Entry]) -> tuple[list[Command], bool]:
     """Return the commands of one batch, and whether it is full and some were left behind."""
     taken: list[Command] = []
     limits = step.limits
     room, tokens_left, bytes_left = limits.batch_commands, limits.batch_tokens, step.bytes_left
+    if kind in RUNS_LAYERS:
+        tokens_left = min(tokens_left, limits.layer_tokens)
     for place, head, rest in entries:
         command: Command | None = head
         own: Conflicts | None = None  # made once a queue brings a second command

@@ -66,6 +66,11 @@ class StepTimes:
             below_tokens, below_s = steps.tokens, seconds
         return below_s + slope * (tokens - below_tokens)
 
+    def least(self, tokens: int) -> float:
+        """Predict the seconds of a step of at most `tokens`; below the smallest step that was seen, in proportion."""
+        seen = next((steps.tokens for steps in self._sizes.values()), 0.0)
+        return self.predict(tokens) * min(1.0, tokens / seen) if seen else 0.0
+
     def work(self, tokens: int, most: int) -> float:
         """Predict the seconds that `tokens` take in steps of at most `most` tokens; 0 before the first step."""
         full, rest = divmod(tokens, most)

@@ -7,7 +7,7 @@ of each kind of command are kept in the order of programs, and what changed sinc
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import count
 from math import inf
 from typing import Final
@@ -125,9 +125,9 @@ class Waiting:
             self.discard(queue)
 
     @property
-    def tenants(self) -> int:
-        """The number of tenants whose queues wait."""
-        return len(self._tenants)
+    def tenants(self) -> Collection[str]:
+        """The tenants whose queues wait."""
+        return self._tenants.keys()
 
     @property
     def prioritised(self) -> bool:

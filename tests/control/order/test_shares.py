@@ -15,6 +15,7 @@ from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host
 
 STEPS = 200
+FLOOD = {"flood": 20, "calm": 4}
 SMALL = FakeOptions(page_size=4, num_pages=256, num_embeds=256, num_slots=64, max_batch_commands=4)
 
 
@@ -56,6 +57,48 @@ def test_a_flood_of_programs_leaves_the_other_tenant_its_share(order: str, setti
     host = Host(SMALL, order=order, tenant_shares=setting)
     spent = flooded(host, {"flood": 20, "calm": 4})
     assert spent["flood"] / spent["calm"] == pytest.approx(ratio, rel=0.1)
+
+
+def prompted(prompt: int, seconds: float) -> tuple[float, float]:
+    """Let 20 programs flood an engine with prompts while 4 of another tenant read each token; return their shares."""
+    host = Host(FakeOptions(page_size=4, num_pages=4096, num_embeds=32768, num_slots=256, max_batch_tokens=2048))
+    guests = {tenant: [host.start(tenant=tenant) for _ in range(count)] for tenant, count in FLOOD.items()}
+    for tenant, own in guests.items():
+        for guest in own:
+            guest.alloc(Op.ALLOC_EMB, range(prompt if tenant == "flood" else 1))
+    host.run()
+    programs = [
+        (t, guest, host.core.lifecycle.programs[guest.program_id]) for t, own in guests.items() for guest in own
+    ]
+    before = [state.account.service_s for _, _, state in programs]
+    begin_s = host.clock.now()
+    while host.clock.now() - begin_s < seconds:
+        for tenant, guest, state in programs:
+            queue = state.queues[0]
+            if tenant == "flood":
+                for _ in range(2 - len(queue.pending)):
+                    guest.forward([], list(range(prompt)), [], [0])
+            elif not queue.pending and queue.dispatched == queue.settled:
+                guest.forward([], [0], [], [0])
+        host.flush()
+        host.pump()
+        engine, fake, step = host._waiting.pop(0)
+        result = fake.step(step)
+        took_s = 0.01 + 0.0005 * result.computed_tokens
+        host.clock.advance(took_s)
+        host.core.on_result(engine, replace(result, device_s=took_s))
+        host.collect()
+    spent = dict.fromkeys(FLOOD, 0.0)
+    for (tenant, _, state), base in zip(programs, before, strict=True):
+        spent[tenant] += (state.account.service_s - base) / (host.clock.now() - begin_s)
+    return spent["flood"], spent["calm"]
+
+
+@pytest.mark.parametrize(("prompt", "seconds"), [(64, 5.0), (1000, 15.0)])
+def test_a_flood_of_prompts_leaves_programs_that_read_each_token_their_share(prompt: int, seconds: float) -> None:
+    flood, calm = prompted(prompt, seconds)
+    assert calm > 0.9 * 0.5
+    assert flood > 0.9 * 0.5
 
 
 def test_what_one_tenant_leaves_the_other_has() -> None:
