@@ -217,8 +217,9 @@ class Lifecycle:
         names = (request.program_id, request.tenant, request.idempotency_key, request.name, request.digest)
         if max(map(len, (*names, request.model, request.pool))) > _MAX_TEXT:
             raise InvalidArgument(argument="ProgramStart", detail=f"a text is longer than {_MAX_TEXT} characters")
-        if request.running:
-            return  # what runs never ends for its place; it counts against launches
+        before = self.ended_at.get(request.program_id)
+        if request.running or (before is not None and before.next_after):
+            return  # what runs, or goes on with its next run, never ends for its place; it counts against launches
         if not has_place(self._of_tenant, request.tenant, self._max_programs, self._weights):
             raise Overloaded(what="control's program table", limit=self._max_programs)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import count, islice
+from typing import Any
 
 from tartlet_common.clock import ManualClock
 from tartlet_common.config.settings import ControlSettings
@@ -22,9 +24,9 @@ def core_of(places: int = PLACES) -> tuple[Core, RuntimeSession]:
     return core, core.on_runtime("first", "i", "unix:1", [])
 
 
-def launch(core: Core, session: RuntimeSession, tenant: str, programs: int) -> list[StartRequest]:
+def launch(core: Core, session: RuntimeSession, tenant: str, programs: int, **fields: Any) -> list[StartRequest]:
     """Launch programs; returns those that control has let start."""
-    asked = [StartRequest(n, f"{tenant}{n}", tenant=tenant) for n in islice(HANDLES, programs)]
+    asked = [StartRequest(n, f"{tenant}{n}", tenant=tenant, **fields) for n in islice(HANDLES, programs)]
     for request in asked:
         core.on_start(session, request)
     return [r for r in asked if r.handle not in refused(session)]
@@ -100,3 +102,17 @@ def test_a_program_that_only_its_journal_knows_goes_on_though_all_places_are_tak
     core.on_start(store, StartRequest(1, program_id, tenant="calm", adopts=True, durable=True, epoch=epoch))
     assert refused(store) == {}
     assert by_tenant(core) == {"flood": 14, "calm": 2, "third": 1}
+
+
+def test_a_program_goes_on_with_its_next_run_though_its_place_was_taken_meanwhile() -> None:
+    core, _ = core_of()
+    store = core.on_runtime("store", "i", "unix:store", [], journals="store")
+    [first] = launch(core, store, "flood", 1, durable=True, run=b"1")
+    launch(core, store, "flood", PLACES)
+    core.on_end(store, first.handle, failed=False, goes_on=True)
+    assert len(launch(core, store, "flood", 1)) == 1, "it has the place of the run that ended"
+    core.on_start(store, replace(first, handle=1, run=b"2"))
+    assert 1 not in refused(store)
+    assert first.program_id in core.lifecycle.programs
+    core.on_start(store, StartRequest(2, "new", tenant="flood"))
+    assert refused(store)[2] is Overloaded
