@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import technique
+import technique  # type: ignore[import-not-found]
 
 from inferlet import Context, send
 from inferlet._contexts.generation import Generation

@@ -42,6 +42,9 @@ class Recorded:
     def down(self) -> None:
         self.calls.append("down")
 
+    def next_image(self) -> Image:
+        raise NotImplementedError
+
     def kubectl(self) -> list[str]:
         return ["kubectl"]
 

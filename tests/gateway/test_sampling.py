@@ -90,7 +90,7 @@ def test_a_bias_of_minus_100_bans_a_token_and_100_forces_it(http: httpx.Client, 
 def test_a_stop_token_ends_the_text_and_is_not_in_it(http: httpx.Client) -> None:
     text = chat(http, temperature=0, max_tokens=30).json()["choices"][0]["message"]["content"]
     stop = text[5]  # the fake engine's tokens are bytes
-    fields = {"temperature": 0, "max_tokens": 30, "stop_token_ids": [ord(stop)]}
+    fields: dict[str, Any] = {"temperature": 0, "max_tokens": 30, "stop_token_ids": [ord(stop)]}
     (choice,) = chat(http, **fields).json()["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", text[: text.index(stop)])
     chunks = stream(http, **fields)
