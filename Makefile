@@ -63,12 +63,16 @@ e2e: setup  ## The gate's tests on a cluster, which is brought up and down if it
 	@$(BIN)/python -m e2e.cluster test $(ARGS)
 
 .PHONY: e2e-all
-e2e-all: setup clients  ## All tests on a cluster, those beyond the gate too, and the clients of other projects
+e2e-all: setup clients last-release  ## All tests on a cluster, those beyond the gate too, other clients, the last release
 	@$(BIN)/python -m e2e.cluster test --all $(ARGS)
 
 .PHONY: clients
 clients: setup  ## Other projects' clients, coding agents and an OpenTelemetry Collector with a gateway (ARGS="-k codex")
 	@$(BIN)/python -m pytest -m beyond_gate tests/clients $(ARGS)
+
+.PHONY: last-release
+last-release: setup  ## This checkout's control with a runtime and a worker of the last release, from git's history
+	@$(BIN)/python -m pytest -m beyond_gate tests/e2e/releases $(ARGS)
 
 .PHONY: bench-operator
 bench-operator: setup  ## The operator with 1,000 to 10,000 Inferlets on a real API server: 6 minutes (ARGS="--objects 1000")
