@@ -41,12 +41,13 @@ def left(program: Program) -> int:
     return max(0, program.expected_to - program.tokens)
 
 
-def index(history: History, program: Program) -> float:
+def index(history: History, program: Program, service_s: float) -> float:
     """Return the Gittins index of a program, in 1/s: by what it said as far as that counts, else by past runs.
 
-    A program whose remaining service is known to be r has the index 1/r.
+    A program whose remaining service is known to be r has the index 1/r. Past runs are asked about a program that has
+    had `service_s`.
     """
-    known = history.index(program.key, program.service_s)
+    known = history.index(program.key, service_s)
     tokens = left(program)
     if not tokens:
         return known

@@ -160,11 +160,17 @@ def atlas(order: Order, thread: Thread, now: float) -> _Stand:
 
 
 def gittins(order: Order, thread: Thread, now: float) -> _Stand:
-    """Rank by how soon the program is likely to end, as itself or past runs of the same program tell."""
+    """Rank by how soon the program is likely to end, as itself or past runs of the same program tell.
+
+    While no run of any program is known, a program counts as one that has just come into its queue of `plas`.
+    """
     program = thread.program
     if _first(order, thread, now):
         return (-inf, thread.arrived_s, program.number)
-    return (-expecting.index(order.history, program), thread.arrived_s, program.number)
+    service_s = program.service_s
+    if order.history.is_empty:
+        service_s = (0.0, *order.bounds_s)[_level(order, service_s)]
+    return (-expecting.index(order.history, program, service_s), thread.arrived_s, program.number)
 
 
 def srpt(order: Order, thread: Thread, now: float) -> _Stand:

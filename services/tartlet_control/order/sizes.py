@@ -116,6 +116,11 @@ class History:
         return self._keys.get(key)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no run of any program is known."""
+        return not self._population.total and not self._keys
+
+    @property
     def keys(self) -> Iterable[Key]:
         """The kinds of programs that are known, the one that ended longest ago first."""
         return self._keys.keys()

@@ -46,12 +46,12 @@ def test_what_is_left_falls_as_the_program_computes_and_then_past_runs_count_aga
     expect(program, 100)
     run(program, 60)
     assert left(program) == 40
-    assert index(history, program) == pytest.approx(1 / (40 * TOKEN_S))
+    assert index(history, program, program.service_s) == pytest.approx(1 / (40 * TOKEN_S))
     run(program, 40)
     assert left(program) == 0
-    assert index(history, program) == history.index(KEY, program.service_s)
+    assert index(history, program, program.service_s) == history.index(KEY, program.service_s)
     expect(program, 0)
-    assert index(history, program) == history.index(KEY, program.service_s)
+    assert index(history, program, program.service_s) == history.index(KEY, program.service_s)
 
 
 @given(said=st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 200)), min_size=1, max_size=40))
@@ -64,8 +64,8 @@ def test_a_program_is_put_forward_for_at_most_twice_what_it_said(said: list[tupl
             own = program.tokens + 2 * min(tokens, MOST_TOKENS)
             bound = min(bound, own) if bound else own
         if program.tokens >= bound:
-            assert index(history, program) <= history.index(KEY, program.service_s)
-        assert 0 < index(history, program) < float("inf")
+            assert index(history, program, program.service_s) <= history.index(KEY, program.service_s)
+        assert 0 < index(history, program, program.service_s) < float("inf")
         run(program, computes)
 
 

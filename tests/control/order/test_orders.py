@@ -130,6 +130,19 @@ def test_ranks_of_two_programs_always_differ(name: str, served: list[tuple[float
     assert ranks == [order.rank(thread, now) for thread in threads]
 
 
+@given(served=st.lists(st.tuples(times, times), min_size=2, max_size=6), now=st.floats(200, 300))
+def test_while_no_run_is_known_programs_go_as_their_attained_service_has_it(
+    served: list[tuple[float, float]], now: float
+) -> None:
+    book, threads = Book(), []
+    for number, (arrived, service) in enumerate(served):
+        threads.append(Thread(book.add(str(number), ("", "p", ""), arrived)))
+        accounts.waits(threads[-1], arrived)
+        accounts.serve(threads[-1], service)
+    gittins, plas = Order("gittins", starved_at=0), Order("plas", starved_at=0)
+    assert sorted(threads, key=lambda t: gittins.rank(t, now)) == sorted(threads, key=lambda t: plas.rank(t, now))
+
+
 @pytest.mark.parametrize("name", ["mlfq", "plas", "atlas", "gittins"])
 def test_a_long_program_among_short_ones_waits_no_longer_than_its_bound(name: str) -> None:
     short = [chain("short", 2.0 * at, (2,)) for at in range(200)]
