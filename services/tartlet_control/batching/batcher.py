@@ -83,6 +83,10 @@ class Batcher:
         """Predict the device time of everything that waits, in seconds. Any thread may ask."""
         pending = [command for queue in list(self.waiting) for command in list(queue.pending)]
         tokens = sum(command.tokens for command in pending if command.kind in RUNS_LAYERS)
+        return self.work_s(tokens)
+
+    def work_s(self, tokens: int) -> float:
+        """Predict the device time of so many tokens, in seconds."""
         return self.times.work(tokens, self._limits.batch_tokens)
 
     @property

@@ -34,6 +34,7 @@ from tartlet_control.core.dispatcher import Dispatcher
 from tartlet_control.core.intake import CommandIntake
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.moves import Moves
+from tartlet_control.core.places import backlog
 from tartlet_control.core.places.adapters import Adapters
 from tartlet_control.core.places.audit import audit
 from tartlet_control.core.places.awaiting import refresh_unplaced, wait_for_engine
@@ -282,6 +283,11 @@ class Core:
         if engine is None:
             raise UnknownResource(kind="engine", id=engine_id)
         return engine
+
+    def waiting_s(self, engine: EngineState) -> float:
+        """Predict the device time of what waits for an engine or its memory, in seconds; 0 for one that left."""
+        batcher = self.batchers.get(engine)
+        return backlog.waiting_s(engine, batcher, self.memory.stalled, self.rebuilder.waiting) if batcher else 0.0
 
     def unused(self, engine: EngineState) -> bool:
         """Return whether an engine has neither programs nor steps in flight."""

@@ -135,8 +135,7 @@ class Observer:
         return self._by_engine(lambda e: e.pools[PAGES].num_held)
 
     def _work_waiting(self, _: CallbackOptions) -> Iterable[Observation]:
-        batchers = self._core.batchers
-        return self._by_pool(lambda e: batchers[e].waiting_s if e in batchers else 0.0)
+        return self._by_pool(self._core.waiting_s)
 
     def _work_programs(self, _: CallbackOptions) -> Iterable[Observation]:
         return self._by_pool(lambda e: len(e.program_ids))

@@ -87,7 +87,7 @@ def engines_of(core: Core, programs: Mapping[str, int]) -> control_pb2.EnginesRe
                 shared_pool=e.home.path if e.home.shared else "",
                 pool=pool_of(e),
                 programs_now=len(e.program_ids),
-                waiting_s=round(core.batchers[e].waiting_s, 3),
+                waiting_s=round(core.waiting_s(e), 3),
                 device_s=round(e.device_s, 2),
                 refused={name: str(error)[:REASON_CHARS] for name, error in e.refused.items()},
             )
@@ -137,7 +137,7 @@ def engine_state(e: EngineState, core: Core) -> dict[str, Any]:
         "programs": len(e.program_ids),
         "order": core.batchers[e].order.name,
         "queues_waiting": len(core.batchers[e].waiting),
-        "waiting_s": round(core.batchers[e].waiting_s, 3),
+        "waiting_s": round(core.waiting_s(e), 3),
         "steps": e.steps,
         "in_flight": len(core.batchers[e].in_flight),
         "computed_tokens": e.computed_tokens,

@@ -276,3 +276,24 @@ def test_programs_whose_forks_wait_for_what_waits_for_memory_give_way() -> None:
                 host.core.on_end(host.session, g.handle, failed=False)
     assert [g.killed for g in guests] == [None, None]
     assert all(g.answered(ticket) for g, ticket in zip(guests, last, strict=True))
+
+
+def test_work_that_waits_for_memory_counts_as_waiting_work() -> None:
+    host = Host(replace(OPTIONS, num_pages=14))
+    host.device_s = 0.5
+    programs = [Decoder(host.start(name="w"), [i] * 40, 12) for i in range(10)]  # 10 pages each: one fits
+    for program in programs:
+        program.begin()
+    host.run()
+    assert host.core.memory.stalled or host.core.rebuilder.waiting
+    assert host.core.batchers[host.engine].waiting_s == 0.0
+    assert host.core.waiting_s(host.engine) >= 0.5, "a step for the prompts, and for what gave way"
+    other = host.join("e1", replace(OPTIONS, num_pages=200))
+    host.run()
+    for _ in range(60):
+        host.clock.advance(0.3)
+        if not [program for program in programs if program.go_on()]:
+            break
+        host.run()
+    assert [host.core.waiting_s(engine) for engine in (host.engine, other)] == [0.0, 0.0]
+    assert all(program.guest.settled is not None for program in programs)

@@ -1,0 +1,41 @@
+"""How much device time the work of an engine will take, also the work that waits for the engine's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tartlet_control.batching.batcher import Batcher
+from tartlet_control.calls.registry import RUNS_LAYERS
+from tartlet_control.core.places.memory import all_queues
+from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.programs import CommandQueue, Place
+
+
+def waiting_s(
+    engine: EngineState, batcher: Batcher, stalled: Mapping[CommandQueue, EngineState], suspended: Iterable[Place]
+) -> float:
+    """Predict the device time of all work that waits for an engine, in seconds. Any thread may ask.
+
+    Args:
+        engine: whose work.
+        batcher: of the engine.
+        stalled: the queues that wait for room, with the engine that lacks the room.
+        suspended: programs off their engines that come back when there is room. What their state needs to be made
+            again counts too. Engines of one model share those that may go to any of them.
+    """
+    tokens = 0.0
+    for queue, lacking in list(stalled.items()):
+        if lacking is engine:
+            tokens += _tokens(queue)
+    for place in list(suspended):
+        ours = place.model.engines
+        if place.kept_on is engine or (place.kept_on is None and engine in ours):
+            own = sum(map(_tokens, list(all_queues(place))))
+            if place.kept_on is None and place.recovery is not None:
+                own += place.recovery.need[0] * engine.spec.page_size
+            tokens += own if place.kept_on is engine else own / len(ours)
+    return batcher.waiting_s + (batcher.work_s(round(tokens)) if tokens else 0.0)
+
+
+def _tokens(queue: CommandQueue) -> int:
+    return sum(command.tokens for command in list(queue.pending) if command.kind in RUNS_LAYERS)
