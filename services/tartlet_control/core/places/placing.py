@@ -71,7 +71,8 @@ class Placing:
             place.sent_before = _num_sent(place)
             place.long = hints.tokens > policy.short_tokens
             held = (self.held if policy.name == "locality" else nothing_held)(self._beginning(place))
-            views = (self.view(e, held.get(e.id, 0), full=policy.name == "locality") for e in engines.values())
+            fitting = [e for e in engines.values() if _free(e) >= hints.pages] or engines.values()
+            views = (self.view(e, held.get(e.id, 0), full=policy.name == "locality") for e in fitting)
             view = View(tuple(sorted(views, key=lambda e: e.id)), turn)
             chosen = engines[policy.place(view, hints)]
         if chosen in self._calls:
@@ -88,10 +89,19 @@ class Placing:
         if head.kind or place.rows or any(place.held) or place.grammars or place.replay is not None:
             return False
         model = place.model
-        if _num_sent(place) == place.sent_before:
-            return False  # the context hasn't begun: its first command waits for room
+        if _num_sent(place) == place.sent_before:  # the context hasn't begun: its first command may wait for room
+            return self._has_room_elsewhere(place)
         several = len(model.engines) > 1 and len(model.candidates(place.program.reach)) > 1
         return several and self.policy(model).places_anew and not any(q.poison for q in all_queues(place))
+
+    def _has_room_elsewhere(self, place: Place) -> bool:
+        engine, model = place.engine, place.model
+        if engine is None or len(model.engines) == 1:
+            return False
+        pages = self._hints(place).pages
+        if _free(engine) >= pages:
+            return False
+        return any(_free(e) >= pages for e in model.candidates(place.program.reach))
 
     def leave(self, place: Place) -> bool:
         """Take a place that holds nothing off its engine. Returns False as long as the engine owes it answers."""
@@ -131,7 +141,7 @@ class Placing:
             self._num_calls(engine),
             len(engine.program_ids),
             waiting_s,
-            engine.pools[PAGES].num_free + engine.pools[PAGES].num_cached,
+            _free(engine),
             token_s / _MUCH,
             held,
         )
@@ -178,6 +188,11 @@ class Placing:
             tuple(tokens[:_MOST_TOKENS]),
             place.model.adapter_digest(adapter or 0),
         )
+
+
+def _free(engine: EngineState) -> int:
+    """Return how many pages are free or can be."""
+    return engine.pools[PAGES].num_free + engine.pools[PAGES].num_cached
 
 
 def _is_active(thread: Thread, since: float) -> bool:
