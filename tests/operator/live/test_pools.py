@@ -356,7 +356,7 @@ async def test_a_change_of_adapters_reaches_running_pods_and_makes_no_others(
 async def test_hundreds_of_pools_inferlets_and_runs_do_not_delay_each_other(
     api_server: ApiServer, namespace: str, run_dir: Path
 ) -> None:
-    async with live(api_server, namespace, run_dir) as it:
+    async with live(api_server, namespace, run_dir, "--lease-duration-s=30") as it:  # the API server is busy
         for n in range(60):
             it.create("Inferlet", f"i{n}", {"source": {"inline": f"async def main():\n    return {n % 10}\n"}})
         for n in range(30):
