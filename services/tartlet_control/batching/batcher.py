@@ -15,7 +15,7 @@ from tartlet_control.batching import accounting
 from tartlet_control.batching.gather import Dispatch, Limits, gather
 from tartlet_control.batching.policies import Policy
 from tartlet_control.batching.return_times import WORTH, ReturnTimes
-from tartlet_control.batching.rivals import Rivals, shared_tokens
+from tartlet_control.batching.rivals import LEAST_TOKENS, Rivals, shared_tokens
 from tartlet_control.batching.step_times import StepTimes
 from tartlet_control.batching.view import Away, View
 from tartlet_control.batching.waiting import Waiting
@@ -172,7 +172,7 @@ class Batcher:
         """Take note that the commands of an answered step are settled."""
         self.return_times.answered(step.queues, self._apart_s(step.tokens), now)
         self.shares.settled(step.charged, step.of_tenant, device_s)
-        self.rivals.answered(step.queues, now)
+        self.rivals.answered(step.queues, self.times.least(LEAST_TOKENS), now)
         accounting.settled(step.batches, step.queues, self.waiting, device_s, now)
 
     def ranked(self, now: float) -> list[CommandQueue]:

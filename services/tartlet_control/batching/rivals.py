@@ -20,8 +20,8 @@ from tartlet_control.tables.programs import CommandQueue
 
 RECENT_S: Final = 1.0
 """A tenant counts as present for so long after its last step was sent."""
-MOST_S: Final = 0.05
-"""Nobody waits longer for a tenant that was answered."""
+MOST_S: Final = 0.02
+"""Nobody waits longer for a tenant that was answered, nor longer than a small step takes."""
 UNKNOWN_S: Final = 0.005
 """How soon a queue is back of which nothing is known."""
 LEAST_TOKENS: Final = 8
@@ -48,16 +48,23 @@ class Rivals:
                 del seen[tenant]
                 self._back.pop(tenant, None)
 
-    def answered(self, queues: Iterable[CommandQueue], now: float) -> None:
-        """Note that a step of these queues was answered: their programs are about to come back."""
+    def answered(self, queues: Iterable[CommandQueue], small_s: float, now: float) -> None:
+        """Note that a step of these queues was answered: their programs may be about to come back.
+
+        Args:
+            queues: of the step.
+            small_s: how long a small step takes; nobody waits for a program that usually takes longer to come back.
+            now: in seconds.
+        """
         if len(self._seen) < 2:
             return
         for queue in queues:
             if queue.program.live and not queue.pending:
                 usual_s = UNKNOWN_S if queue.returns_s == inf else queue.returns_s
-                until = now + min(MOST_S, PATIENCE * usual_s + SLACK_S)
-                tenant = queue.program.tenant
-                self._back[tenant] = max(until, self._back.get(tenant, 0.0))
+                wait_s = PATIENCE * usual_s + SLACK_S
+                if wait_s <= min(MOST_S, small_s):
+                    tenant = queue.program.tenant
+                    self._back[tenant] = max(now + wait_s, self._back.get(tenant, 0.0))
 
     def several(self, waiting: Collection[str]) -> bool:
         """Return whether more than one tenant uses the engine; `waiting` are those whose commands wait."""

@@ -58,12 +58,14 @@ class CopyTable(CopyKvPage):
     def _write(self, table: PageTable) -> None:
         size, engine = self.queue.spec.page_size, self.queue.place.engine
         assert engine is not None, "a table with rows is on an engine"
-        if self.first < (least := max(table.shared * size, table.plain)):
+        if self.first < (least := max(table.shared * size, table.plain, table.computed)):
             detail = f"slot {self.first} holds what was computed or is shared: copy to slot {least} or behind it"
             raise InvalidArgument(argument="first", detail=detail)
         if self.first < table.common * size:
             own_rows(self.queue.place, table, self.first)
+        computed = table.computed
         table.sent(self.first, self.length, masked=True)
+        table.computed = computed  # a copy may be written again
         table.masked(self.first)
         engine.labels.written(table.rows, self.first, self.length, size)
         table.labelled = min(table.labelled, self.first // size)

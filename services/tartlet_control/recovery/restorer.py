@@ -47,7 +47,7 @@ class Restorer:
         self._rebuilder = core.rebuilder
         self._parts: dict[tuple[RuntimeSession, int], list[bytes]] = {}
         self._whole: dict[RuntimeSession, deque[tuple[ProgramState, bytes]]] = defaultdict(deque)
-        self._waiting_since: dict[ProgramState, float] = {}
+        self._waiting_since: dict[RuntimeSession, float] = {}
 
     def on_models(self, session: RuntimeSession, models: Iterable[tuple[int, EngineSpec, str | None]]) -> None:
         """Take the models as a runtime's programs number them: number, spec and owner.
@@ -80,26 +80,31 @@ class Restorer:
     def fold_next(self, session: RuntimeSession) -> bool:
         """Let the next program of a runtime go on whose history is complete; False: its engines aren't there yet."""
         waiting = self._whole[session]
-        program, data = waiting[0]
-        if program.session is session and program.live and self._lacks_engines(program):
+        ready = (i for i, (program, _) in enumerate(waiting) if not self._lacks_engines(session, program))
+        if (first := next(ready, None)) is None:
             return False
-        waiting.popleft()
-        self._waiting_since.pop(program, None)
+        waiting.rotate(-first)
+        program, data = waiting.popleft()
         if not waiting:
             del self._whole[session]
         if program.session is session and program.live and not program.commands:
             self._read(program, data)
         return True
 
-    def _lacks_engines(self, program: ProgramState) -> bool:
-        """Whether to wait until an engine says which model a program of this pool, or with this model's name, has."""
+    def _lacks_engines(self, session: RuntimeSession, program: ProgramState) -> bool:
+        """Whether to wait until an engine says which model a program of this pool, or with this model's name, has.
+
+        All programs of a runtime wait together, so that many of them hold it up no longer than one.
+        """
+        if program.session is not session or not program.live:
+            return False
         if program.default_model is not None or not (program.asked_model or program.reach.pool):
             return False
         try:
             self._models.named(program.asked_model, program.reach)
         except TartletError:
             now = self._core.clock.now()
-            return now < self._waiting_since.setdefault(program, now) + ENGINES_S
+            return now < self._waiting_since.setdefault(session, now) + ENGINES_S
         return False
 
     def _read(self, program: ProgramState, data: bytes) -> None:
@@ -132,7 +137,7 @@ class Restorer:
     def forget(self, session: RuntimeSession) -> None:
         """Forget what a runtime has sent, because its link begins anew, and what runtimes have sent that are gone."""
         here = set(self._core.sessions.values()) - {session}
-        self._waiting_since = {p: since for p, since in self._waiting_since.items() if p.session in here}
+        self._waiting_since = {of: since for of, since in self._waiting_since.items() if of in here}
         self._parts = {key: parts for key, parts in self._parts.items() if key[0] in here}
         for gone in self._whole.keys() - here:
             del self._whole[gone]

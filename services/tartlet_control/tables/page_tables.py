@@ -37,6 +37,7 @@ class PageTable:
     __slots__ = (
         "claimed",
         "common",
+        "computed",
         "labelled",
         "limit",
         "number",
@@ -58,6 +59,7 @@ class PageTable:
         self.common = 0  # leading rows that may be cached, or be another program's too, which the program doesn't know
         self.written = 0  # slots up to the end of the last forward that was sent
         self.plain = 0  # leading slots that were written in order, without a mask and without gaps, as far as sent
+        self.computed = 0  # slots up to the end of the furthest forward that was sent
         self.limit = NO_LIMIT  # the first slot that was masked or dropped: from there on the table is never plain
         self.waiting = 0  # TABLE commands for this table that have not had their turn
 
@@ -68,6 +70,7 @@ class PageTable:
         self.shared, self.common = min(self.shared, rows), min(self.common, rows)
         self.labelled = min(self.labelled, rows)
         self.written, self.plain = min(self.written, rows * page_size), min(self.plain, rows * page_size)
+        self.computed = min(self.computed, rows * page_size)
         self.limit = self.limit if self.limit < rows * page_size else NO_LIMIT
         return dropped
 
@@ -79,6 +82,7 @@ class PageTable:
     def sent(self, start: int, tokens: int, *, masked: bool) -> None:
         """Note that a forward of tokens from slot `start` on was sent."""
         self.written = start + tokens
+        self.computed = max(self.computed, self.written)
         if masked or start > self.plain:
             self.plain = min(self.plain, start)
         else:
@@ -95,6 +99,7 @@ class PageTable:
         self.common = min(other.common, keep)
         self.labelled = min(other.labelled, keep)
         self.written, self.plain = min(other.written, slots), min(other.plain, slots)
+        self.computed = min(other.computed, slots)
         self.limit = other.limit if other.limit < slots else NO_LIMIT
 
 

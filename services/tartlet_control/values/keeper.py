@@ -214,7 +214,10 @@ class Keeper:
             for each in some:
                 self.waiting.popleft()
                 self._waiting_bytes -= each.size
-                each.then()
+                try:
+                    each.then()
+                except Exception:  # one program's answer must not end the writing for all
+                    log.exception("what follows a write failed")
             self._on_answered()
 
     async def close(self) -> None:

@@ -80,7 +80,12 @@ class KeptTopics(Topics):
         self.keeper.write_later(changes, stored)
 
     def subscribe(self, tenant: str, program_id: str, number: int, topic: str, answer: Answer) -> None:
-        """Subscribe a program. Raises what topics in memory raise."""
+        """Subscribe a program. Raises what topics in memory raise.
+
+        Raises:
+            Overloaded: too much waits for the Redis.
+        """
+        self.keeper.check_room()
         super().subscribe(tenant, program_id, number, topic, answer)
         self._set(tenant, _owner(program_id, number), topic.encode())
 

@@ -2,7 +2,7 @@
 
 wasmtime's C API doesn't tell how large the memory of a component is. The kernel counts the private writable bytes of a
 process, and a memory becomes writable as it grows. So the difference over one poll is what the guest grew by. Guests
-that are polled at the same time share one difference: the first that is settled is charged with it, and nobody else.
+that are polled at the same time are each charged with all of it: the one that grew may be any of them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ START_BYTES = 4 << 20
 """What a Python guest has of its own at its start; the rest of its memory is mapped from a file and shared."""
 _DATA_FIELD = 5  # of statm
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+_MAPPED_SHARE = 0.9
+"""Growth of less than this share of what a first poll maps isn't the mapping."""
 
 
 class Meter(Protocol):
@@ -44,52 +48,6 @@ class KernelMeter:
         os.close(self._file)
 
 
-class Charges:
-    """Which bytes of the process some guest was charged with already.
-
-    Example:
-        >>> readings = iter([100, 100, 170, 190])
-        >>> charges = Charges(type("Readings", (), {"read": lambda _: next(readings)})())
-        >>> one, other = charges.begin(), charges.begin()
-        >>> charges.grown(one), charges.grown(other)
-        (70, 20)
-    """
-
-    def __init__(self, meter: Meter) -> None:
-        """Begin with no charges."""
-        self._meter = meter
-        self._charged = 0  # bytes up to which growth was charged
-        self._mapped = 0  # bytes that come with guests and aren't growth
-        self._polled = 0
-
-    def begin(self, mapped_bytes: int = 0) -> int:
-        """Return the bytes of the process before a guest is polled; `mapped_bytes` come with the guest itself."""
-        self._polled += 1
-        self._mapped += mapped_bytes
-        return self._read()
-
-    def grown(self, since: int) -> int:
-        """Return the bytes that were added since a guest began and charged to nobody, and charge them; at least 0."""
-        before = max(since, self._charged)
-        self._charged = self._read()
-        grown = max(0, self._charged - before)
-        mapped = min(grown, self._mapped)
-        self._mapped -= mapped
-        self.end()
-        return grown - mapped
-
-    def end(self) -> None:
-        """End a poll whose growth is known."""
-        self._polled -= 1
-        if not self._polled:
-            self._mapped = 0
-
-    def _read(self) -> int:
-        now = self._meter.read()
-        self._charged = min(self._charged, now)  # what was freed may grow again
-        return now
-
-
 class Growth:
     """The memory of one guest whose launch named no limit: what it has taken beyond its reservation.
 
@@ -99,12 +57,12 @@ class Growth:
 
     __slots__ = (
         "_before",
-        "_charges",
         "_extra",
         "_is_open",
         "_ledger",
         "_limit",
         "_mapped",
+        "_meter",
         "_reserved",
         "_size",
         "refused",
@@ -113,7 +71,7 @@ class Growth:
     def __init__(
         self,
         ledger: Ledger,
-        charges: Charges,
+        meter: Meter,
         reserved_bytes: int,
         limit_bytes: int,
         start_bytes: int,
@@ -124,14 +82,14 @@ class Growth:
 
         Args:
             ledger: of the process.
-            charges: of the process.
+            meter: of the process.
             reserved_bytes: what the launch has taken.
             limit_bytes: the most.
             start_bytes: what the guest has at its start.
             mapped_bytes: what its first poll maps, the memory that it starts with; 0 if that is mapped already.
         """
         self._ledger = ledger
-        self._charges = charges
+        self._meter = meter
         self._reserved = reserved_bytes
         self._limit = limit_bytes
         self._size = start_bytes
@@ -149,8 +107,7 @@ class Growth:
             granted = self._ledger.grow(Use.PROGRAMS, wanted)
             self._extra += granted
             self.refused = granted < wanted
-            self._before = self._charges.begin(self._mapped)
-            self._mapped = 0
+            self._before = self._meter.read()
         return self._reserved + self._extra
 
     def settle(self, size_bytes: int | None = None) -> None:
@@ -159,11 +116,15 @@ class Growth:
             return
         self._is_open = False
         if size_bytes is None:
-            grown = self._charges.grown(self._before)
+            grown = self._meter.read() - self._before
+            if (
+                self._mapped and grown >= _MAPPED_SHARE * self._mapped
+            ):  # else the memory was mapped for an earlier guest
+                grown -= self._mapped
+            self._mapped = 0
             if grown >= GRAIN_BYTES:
                 self._size = min(self._limit, self._size + grown)
         else:
-            self._charges.end()
             self._size = size_bytes
         kept = min(self._extra, max(0, self._size - self._reserved))
         if self._extra > kept:
@@ -172,9 +133,7 @@ class Growth:
 
     def close(self) -> None:
         """Give everything back: the guest has ended."""
-        if self._is_open:
-            self._is_open = False
-            self._charges.end()
+        self._is_open = False
         self._ledger.give(Use.PROGRAMS, self._extra)
         self._extra = 0
 

@@ -115,11 +115,11 @@ class CompiledSources:
     def _keep(self, key: Key, code: bytes | None) -> None:
         """Keep code, if the memory has room for it, in place of what was used longest ago."""
         size = len(code or b"")
+        if size > self._most_bytes:  # it would drive out all others
+            code, size = b"", 0
         self._forget(key)
         while self._known and (len(self._known) >= _KEPT or self._bytes + size > self._most_bytes):
             self._forget(next(iter(self._known)))
-        if size > self._most_bytes:
-            code, size = b"", 0
         try:
             self._ledger.take(Use.SOURCES, size)
         except MemoryBudgetExceeded:

@@ -20,7 +20,7 @@ import wasmtime
 
 from tartlet_common.errors.registry import InvalidConfig, Overloaded
 from tartlet_common.process.role import address_space
-from tartlet_runtime.budget.growth import START_BYTES, Charges, Growth, KernelMeter
+from tartlet_runtime.budget.growth import START_BYTES, Growth, KernelMeter
 from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.wasm.boundary import capi
 from tartlet_runtime.wasm.boundary.shim import open_boundary
@@ -94,9 +94,8 @@ class WasmHost:
         self.config = config or HostConfig()
         self.aot = aot or AotCache(self.config.cache_dir)
         self._ledger = ledger
-        meter = KernelMeter()
-        self._charges = Charges(meter)
-        weakref.finalize(self, meter.close)
+        self._meter = KernelMeter()
+        weakref.finalize(self, self._meter.close)
         self.soft_submit_bytes = self.config.soft_submit_bytes
         self.boundary = open_boundary(self.config.boundary, self.config.cache_dir)
         wasm_config = base_config()
@@ -169,7 +168,7 @@ class WasmHost:
             start = START_BYTES if module.shared_bytes else module.initial_memory_bytes
             most = limits.memory_bytes - module.shared_bytes
             reserved, mapped = limits.reserved_bytes, 0 if is_mapped else module.shared_bytes + start
-            guest.growth = Growth(self._ledger, self._charges, reserved, most, start, mapped_bytes=mapped)
+            guest.growth = Growth(self._ledger, self._meter, reserved, most, start, mapped_bytes=mapped)
         return guest
 
     def _count_spare(self, by: int) -> None:

@@ -114,9 +114,9 @@ async def test_a_history_waits_for_the_first_engine_of_its_pool(
     tried = asyncio.Event()
     lacks: Any = Restorer._lacks_engines
 
-    def lacking(self: Restorer, program: Any) -> bool:
+    def lacking(self: Restorer, session: Any, program: Any) -> bool:
         tried.set()
-        found: bool = lacks(self, program)
+        found: bool = lacks(self, session, program)
         return found
 
     monkeypatch.setattr(Restorer, "_lacks_engines", lacking)

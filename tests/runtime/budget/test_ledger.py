@@ -8,7 +8,7 @@ import pytest
 
 from tartlet_common.errors.registry import JournalFull, MemoryBudgetExceeded, Overloaded
 from tartlet_common.process.memory import MemoryBound, memory_bound
-from tartlet_runtime.budget.growth import Charges, Growth
+from tartlet_runtime.budget.growth import Growth
 from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.journal.file_store import FileStore
 from tartlet_runtime.journal.journals import Journals
@@ -84,9 +84,8 @@ class _Written:
 
 def test_guests_that_compute_at_once_never_take_the_same_bytes() -> None:
     ledger, written = Ledger(100 * MIB), _Written()
-    charges = Charges(written)
     ledger.take(Use.PROGRAMS, 16 * MIB)
-    first, second = (Growth(ledger, charges, 8 * MIB, 90 * MIB, 4 * MIB) for _ in range(2))
+    first, second = (Growth(ledger, written, 8 * MIB, 90 * MIB, 4 * MIB) for _ in range(2))
     assert (first.open(), second.open()) == (90 * MIB, 10 * MIB)
     assert (first.refused, second.refused) == (False, True)
     written.bytes += 50 * MIB  # the first's
@@ -99,29 +98,14 @@ def test_guests_that_compute_at_once_never_take_the_same_bytes() -> None:
     assert ledger.taken[Use.PROGRAMS] == 16 * MIB
 
 
-def test_what_guests_grow_by_while_they_compute_at_once_is_charged_once() -> None:
-    ledger, written = Ledger(10_000 * MIB), _Written()
-    charges = Charges(written)
-    guests = [Growth(ledger, charges, 0, 256 * MIB, 0, mapped_bytes=24 * MIB) for _ in range(8)]
-    for guest in guests:
+def test_the_memory_that_a_fresh_guest_starts_with_is_not_its_growth() -> None:
+    ledger, written = Ledger(1000 * MIB), _Written()
+    fresh, warm = (Growth(ledger, written, 0, 256 * MIB, 0, mapped_bytes=24 * MIB) for _ in range(2))
+    for guest, bytes_ in ((fresh, 26 * MIB), (warm, 3 * MIB), (fresh, 5 * MIB)):
         guest.open()
-    written.bytes += 8 * 24 * MIB  # the memory that they start with
-    for guest in guests:
+        written.bytes += bytes_
         guest.settle()
-    assert ledger.taken[Use.PROGRAMS] == 0
-    others = written.bytes
-    for _ in range(3):
-        for guest in guests:
-            guest.open()
-        for guest in guests:
-            written.bytes += MIB  # some guest's: those that are settled before have theirs
-            guest.settle()
-    assert ledger.taken[Use.PROGRAMS] == written.bytes - others == 24 * MIB
-    written.bytes -= 10 * MIB  # other memory of the process
-    guests[0].open()
-    written.bytes += 3 * MIB
-    guests[0].settle()
-    assert ledger.taken[Use.PROGRAMS] == 27 * MIB
+    assert ledger.taken[Use.PROGRAMS] == (26 - 24 + 3 + 5) * MIB
 
 
 def test_journals_share_their_space_and_a_small_one_goes_on(tmp_path: Path) -> None:

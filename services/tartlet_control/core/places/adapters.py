@@ -72,7 +72,12 @@ class Adapters:
         return used
 
     def tick(self) -> None:
-        """Have engines unload the retiring adapters that nothing uses any more."""
+        """Have engines unload the retiring adapters that nothing uses any more.
+
+        While control doesn't know yet what a program has, which its history tells, anything may be in use.
+        """
+        if any(program.awaits_history for program in self._lifecycle.programs.values()):
+            return
         for engine in self._lifecycle.batchers:
             if engine.spec.retiring:
                 self._unload(engine)

@@ -297,6 +297,8 @@ class Memory:
             place = queue.place
             if not queue.program.live or place.recovery is not None or place.engine is not engine or not queue.pending:
                 del self.stalled[queue]
+                if queue.program.live and place.recovery is None and queue.pending:
+                    advance(queue)  # its place has another engine by now
             else:
                 by_engine.setdefault(engine, []).append(queue)
         for engine, stalled in by_engine.items():

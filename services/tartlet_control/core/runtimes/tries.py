@@ -62,7 +62,7 @@ class Tries:
         """Note that a runtime begins a program again. None: the program had ended, and the runtime tells its end."""
         tried = self._tries.get(program_id)
         if tried is not None:
-            tried.program, tried.until_s = program, now + SILENT_S
+            tried.program, tried.until_s = program, now + (SETTLE_S if program is None else SILENT_S)
             tried.commands = 0 if program is None else program.commands
 
     def lives(self, program_id: str, now: float) -> None:
