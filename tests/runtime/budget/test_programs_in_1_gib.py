@@ -120,7 +120,7 @@ async def test_a_program_that_names_no_limit_is_refused_memory_and_ends_alone(ru
         streams = []
         ended = []
         for _ in range(6):
-            stream, (first,) = await answers(rig, [launch_spec(PYTHON, GROW.encode(), args=["240"])])
+            stream, (first,) = await answers(rig, [launch_spec(PYTHON, GROW.encode(), args=["220"])])
             assert first.kind == _Event.ACCEPTED
             event = await stream.next()
             if event.kind == _Event.STDOUT:
@@ -134,7 +134,7 @@ async def test_a_program_that_names_no_limit_is_refused_memory_and_ends_alone(ru
         for stream, program_id in streams:
             item = programs_pb2.SendItem(program_id=program_id, message=b"end")
             await rig.stub.Send(programs_pb2.SendRequest(items=[item]))
-            assert (await stream.rest())[-1].data == b"240"
+            assert (await stream.rest())[-1].data == b"220"
         assert (await taken(rig))["programs"] == 0
 
 
