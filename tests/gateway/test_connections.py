@@ -134,10 +134,15 @@ async def test_a_restarted_runtime_costs_an_error_that_can_be_retried(gateway: G
 
 async def test_health_tells_that_no_engine_is_left(gateway: Gateway) -> None:
     async with asyncio.timeout(60), httpx.AsyncClient(base_url=gateway.url, timeout=30) as http:
-        gateway.server.kill("worker")
-        for wanted in (503, 200):  # the next worker is an engine again
-            while (await http.get("/health")).status_code != wanted:  # noqa: ASYNC110 - another process tells
+        seen: set[int] = set()
+        while 503 not in seen:  # on a slow machine the next worker may be there before anybody has looked
+            with contextlib.suppress(ProcessLookupError):  # it is down
+                gateway.server.kill("worker")
+            for _ in range(25):
+                seen.add((await http.get("/health")).status_code)
                 await asyncio.sleep(0.02)
+        while (await http.get("/health")).status_code != 200:  # noqa: ASYNC110 - another process tells
+            await asyncio.sleep(0.02)
 
 
 async def test_requests_that_outlast_the_gateways_stop_end_with_an_error(gateway: Gateway) -> None:

@@ -240,7 +240,9 @@ def tenants(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Itera
     directory = tmp_path_factory.mktemp("tenants")
     file = directory / "keys.json"
     create = ("keys", "create", "--file", str(file), "--tenant")
-    keys = [out(gateway.server.run_dir, *create, tenant).strip() for tenant in ("own", "other")]
+    keys = [
+        out(gateway.server.run_dir, *create, tenant).strip() for tenant in ("finder", "stranger")
+    ]  # no test has them beside this one
     with own_gateway(gateway, directory, KEYS=str(file)) as own:
         yield own, keys[0], keys[1]
 

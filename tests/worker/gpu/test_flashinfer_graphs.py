@@ -13,7 +13,7 @@ from tartlet_worker.attention.flashinfer import PLAN_BYTES, FlashInfer
 from tartlet_worker.attention.flashinfer_static import FlashInferStatic
 from tartlet_worker.checkpoints.model_config import read_config
 from tartlet_worker.pools import pool_bytes
-from tartlet_worker.torch_engine import loader
+from tartlet_worker.torch_engine import loader, memory
 from tartlet_worker.torch_engine.engine import TorchEngine
 from tartlet_worker.transfers import Transfers
 from tests.worker import flashinfer_shadow
@@ -118,7 +118,7 @@ def test_what_flashinfer_takes_later_is_asked_for_before_pages_are(monkeypatch: 
 
     asked = pool_bytes(engine.pools.sizes, read_config(model), 4) + later
     free = iter([1 << 40, asked, 1 << 40, asked - 1])  # before loading, and once weights and the workspace are there
-    monkeypatch.setattr(loader, "free_bytes", lambda _: next(free))
+    monkeypatch.setattr(memory, "free_bytes", lambda _: next(free))
     loader.load_engine(model, **options)
     with pytest.raises(OutOfDeviceMemory) as refused:
         loader.load_engine(model, **options)
