@@ -103,7 +103,7 @@ def define(engine: Engine, number: int, schema: object) -> None:
 
 
 def forced(engine: Engine, number: int, tokens: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Return how many of the tokens of texts a grammar forced, and how many there are."""
+    """Return how many tokens of texts their grammar forced, and how many tokens the texts have."""
     assert engine.grammars is not None
     count = total = 0
     for text in tokens:

@@ -7,6 +7,7 @@ asks it for plans. Policies, predictions of step times and of returns, and all t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -24,6 +25,11 @@ from tartlet_control.order import book
 from tartlet_control.order.orders import Order
 from tartlet_control.order.shares import Shares
 from tartlet_control.tables.programs import Command, CommandQueue, ProgramState
+
+
+def layer_tokens(commands: Iterable[Command]) -> int:
+    """Return how many tokens commands send through the model's layers."""
+    return sum(command.tokens for command in commands if command.kind in RUNS_LAYERS)
 
 
 class SentStep:
@@ -82,8 +88,7 @@ class Batcher:
     def waiting_s(self) -> float:
         """Predict the device time of everything that waits, in seconds. Any thread may ask."""
         pending = [command for queue in list(self.waiting) for command in list(queue.pending)]
-        tokens = sum(command.tokens for command in pending if command.kind in RUNS_LAYERS)
-        return self.work_s(tokens)
+        return self.work_s(layer_tokens(pending))
 
     def work_s(self, tokens: int) -> float:
         """Predict the device time of so many tokens, in seconds."""

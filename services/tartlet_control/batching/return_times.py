@@ -28,6 +28,11 @@ _WEIGHT: Final = 0.25  # of the newest time in the average
 _MOST: Final = 4  # a time counts as at most so many averages: one tool call must not hide how soon a program usually is
 
 
+def patience_s(usual_s: float) -> float:
+    """Return how long to wait for a program that usually takes so long to come back, in seconds."""
+    return PATIENCE * usual_s + SLACK_S
+
+
 class ReturnTimes:
     """Knows for one engine which queues were answered last, and which of them are expected back."""
 
@@ -50,7 +55,7 @@ class ReturnTimes:
             waiting += 1
             if queue.returns_s <= most:
                 self._expected[queue] = None
-                self._until = max(self._until, now + PATIENCE * queue.returns_s + SLACK_S)
+                self._until = max(self._until, now + patience_s(queue.returns_s))
             elif apart < queue.returns_s < inf:
                 late += 1
         self.split = late > 1 and late >= MANY * waiting

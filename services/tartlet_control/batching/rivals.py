@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from math import inf
 from typing import Final
 
-from tartlet_control.batching.return_times import PATIENCE, SLACK_S
+from tartlet_control.batching.return_times import patience_s
 from tartlet_control.batching.step_times import StepTimes
 from tartlet_control.tables.programs import CommandQueue
 
@@ -61,7 +61,7 @@ class Rivals:
         for queue in queues:
             if queue.program.live and not queue.pending:
                 usual_s = UNKNOWN_S if queue.returns_s == inf else queue.returns_s
-                wait_s = PATIENCE * usual_s + SLACK_S
+                wait_s = patience_s(usual_s)
                 if wait_s <= min(MOST_S, small_s):
                     tenant = queue.program.tenant
                     self._back[tenant] = max(now + wait_s, self._back.get(tenant, 0.0))
@@ -76,7 +76,7 @@ class Rivals:
         """Return until when the tenants that wait should wait for one that is behind them.
 
         Args:
-            waiting: tenants with commands that wait.
+            waiting: tenants with commands that wait; at least one.
             in_flight: tenants with commands in flight.
             time_of: returns a tenant's virtual time.
             now: in seconds.
@@ -84,8 +84,6 @@ class Rivals:
         Returns:
             A time; infinity: until a step is answered; 0: go on.
         """
-        if not waiting:
-            return 0.0
         ahead = min(map(time_of, waiting))
         until = 0.0
         for tenant in self._seen:

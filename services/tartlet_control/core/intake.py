@@ -182,7 +182,7 @@ class CommandIntake:
         if not engines and program.default_model is not None:
             engines = program.default_model.usable(program.reach)
         for engine in engines:
-            free += engine.pools[PAGES].num_free + engine.pools[PAGES].num_cached
+            free += engine.pools[PAGES].num_available
             total += engine.spec.num_pages
         told = (pages, embeds, slots, program.page_limit or total, free)
         payload = _USAGE_JSON % (*told, program.computed_tokens, program.cached_tokens)

@@ -52,7 +52,7 @@ def elsewhere(place: Place, coming: Iterable[Place]) -> bool:
 
 def fits(engine: EngineState, need: Sequence[int]) -> bool:
     """Return whether an engine has so much of each pool that no program holds."""
-    return all(pool.num_free + pool.num_cached >= n for pool, n in zip(engine.pools, need, strict=True))
+    return all(pool.num_available >= n for pool, n in zip(engine.pools, need, strict=True))
 
 
 def size(place: Place) -> tuple[int, int, int]:

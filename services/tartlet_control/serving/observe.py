@@ -129,7 +129,7 @@ class Observer:
         return [Observation(len(self._core.lifecycle.programs))]
 
     def _pages_free(self, _: CallbackOptions) -> Iterable[Observation]:
-        return self._by_engine(lambda e: e.pools[PAGES].num_free + e.pools[PAGES].num_cached)
+        return self._by_engine(lambda e: e.pools[PAGES].num_available)
 
     def _pages_held(self, _: CallbackOptions) -> Iterable[Observation]:
         return self._by_engine(lambda e: e.pools[PAGES].num_held)

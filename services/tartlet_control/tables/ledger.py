@@ -81,6 +81,11 @@ class Pool:
         """How many things have a holder."""
         return self.total - self.num_free - self.num_cached
 
+    @property
+    def num_available(self) -> int:
+        """How many can be taken: what is free, and what is only cached."""
+        return self.num_free + self.num_cached
+
     def take(self, count: int) -> list[int]:
         """Take `count` things and return their physical ids. The caller has checked `num_free`."""
         free, refs = self._free, self._refs
@@ -177,5 +182,5 @@ class Pool:
 def pools_of(spec: EngineSpec) -> tuple[Pool, Pool, Pool]:
     """Return the three pools of an engine, in the order PAGES, EMBEDS, SLOTS."""
     totals = (spec.num_pages, spec.num_embeds, spec.num_slots)
-    pages, embeds, slots = (Pool(name, total) for name, total in zip(POOL_NAMES, totals, strict=False))
+    pages, embeds, slots = (Pool(name, total) for name, total in zip(POOL_NAMES[:TABLES], totals, strict=True))
     return pages, embeds, slots

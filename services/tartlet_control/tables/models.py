@@ -32,7 +32,7 @@ AGREE: Final = (
 class ServedModel:
     """A model of one owner in one form: its index in records (stable while control lives), and its engines.
 
-    Adapters that come and go are in its spec as far as all its engines offer them.
+    Of adapters that come and go, its spec has those that all its engines offer.
     """
 
     __slots__ = ("_digests", "engines", "forms", "index", "name", "owner", "spec", "spec_bytes")

@@ -213,6 +213,11 @@ class EngineTables:
         return self.most - self.num_held
 
     @property
+    def num_available(self) -> int:
+        """How many can be taken, as of a pool: no number is only cached."""
+        return self.num_free
+
+    @property
     def total(self) -> int:
         """How many numbers there are for programs, beside those of the prefix cache."""
         return self.num_free + sum(self.counts.values())

@@ -1,4 +1,4 @@
-"""Lets each tenant use so many places at once, so that one tenant's requests don't hold up the others'."""
+"""Bounds how many places each tenant uses at once, so that no tenant's requests hold up another tenant's."""
 
 from __future__ import annotations
 

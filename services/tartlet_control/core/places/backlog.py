@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tartlet_control.batching.batcher import Batcher
-from tartlet_control.calls.registry import RUNS_LAYERS
+from tartlet_control.batching.batcher import Batcher, layer_tokens
 from tartlet_control.core.places.memory import all_queues
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.programs import CommandQueue, Place
@@ -26,16 +25,12 @@ def waiting_s(
     tokens = 0.0
     for queue, lacking in list(stalled.items()):
         if lacking is engine:
-            tokens += _tokens(queue)
+            tokens += layer_tokens(list(queue.pending))
     for place in list(suspended):
         ours = place.model.engines
         if place.kept_on is engine or (place.kept_on is None and engine in ours):
-            own = sum(map(_tokens, list(all_queues(place))))
+            own = sum(layer_tokens(list(queue.pending)) for queue in all_queues(place))
             if place.kept_on is None and place.recovery is not None:
                 own += place.recovery.need[0] * engine.spec.page_size
             tokens += own if place.kept_on is engine else own / len(ours)
     return batcher.waiting_s + (batcher.work_s(round(tokens)) if tokens else 0.0)
-
-
-def _tokens(queue: CommandQueue) -> int:
-    return sum(command.tokens for command in list(queue.pending) if command.kind in RUNS_LAYERS)

@@ -266,7 +266,7 @@ class Memory:
         pool = pool_of(engine, pool_index)
         asker, others = self._holders(place, engine, pool_index, now)
         tired = waited_s(place, now) >= PATIENCE_S
-        free = pool.num_free + (pool.num_cached if isinstance(pool, Pool) else 0)
+        free = pool.num_available
         chosen = ending(asker, others, asked, free, pool.total, self._weights, tired=tired)
         if place.recovery is not None and any(holder.tenant == asker.tenant for holder in chosen):
             return False
@@ -313,7 +313,7 @@ class Memory:
 
     def _state(self, engine: EngineState) -> tuple[object, ...]:
         suspender = self.suspender
-        free = (*(p.num_free + p.num_cached for p in engine.pools), engine.tables.num_free)
+        free = (*(p.num_available for p in engine.pools), engine.tables.num_available)
         return (*free, len(suspender.leaving), len(suspender.waiting))
 
     def before(self, place: Place, engine: EngineState, now: float) -> bool:

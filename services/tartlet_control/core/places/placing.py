@@ -71,7 +71,7 @@ class Placing:
             place.sent_before = _num_sent(place)
             place.long = hints.tokens > policy.short_tokens
             held = (self.held if policy.name == "locality" else nothing_held)(self._beginning(place))
-            fitting = [e for e in engines.values() if _free(e) >= hints.pages] or engines.values()
+            fitting = [e for e in engines.values() if e.pools[PAGES].num_available >= hints.pages] or engines.values()
             views = (self.view(e, held.get(e.id, 0), full=policy.name == "locality") for e in fitting)
             view = View(tuple(sorted(views, key=lambda e: e.id)), turn)
             chosen = engines[policy.place(view, hints)]
@@ -99,9 +99,9 @@ class Placing:
         if engine is None or len(model.engines) == 1:
             return False
         pages = self._hints(place).pages
-        if _free(engine) >= pages:
+        if engine.pools[PAGES].num_available >= pages:
             return False
-        return any(_free(e) >= pages for e in model.candidates(place.program.reach))
+        return any(e.pools[PAGES].num_available >= pages for e in model.candidates(place.program.reach))
 
     def leave(self, place: Place) -> bool:
         """Take a place that holds nothing off its engine. Returns False as long as the engine owes it answers."""
@@ -141,7 +141,7 @@ class Placing:
             self._num_calls(engine),
             len(engine.program_ids),
             waiting_s,
-            _free(engine),
+            engine.pools[PAGES].num_available,
             token_s / _MUCH,
             held,
         )
@@ -188,11 +188,6 @@ class Placing:
             tuple(tokens[:_MOST_TOKENS]),
             place.model.adapter_digest(adapter or 0),
         )
-
-
-def _free(engine: EngineState) -> int:
-    """Return how many pages are free or can be."""
-    return engine.pools[PAGES].num_free + engine.pools[PAGES].num_cached
 
 
 def _is_active(thread: Thread, since: float) -> bool:
