@@ -1,6 +1,6 @@
 """What a journal costs programs that decode: none, in files, and in a Redis that writes each record to its disk.
 
-The programs are those of `overhead`: 88M parameters, random, bf16, one torch thread, prompt 128, 64 tokens,
+The programs are those of `overhead`: 88M parameters, random, one torch thread, prompt 128, 64 tokens,
 run-ahead 4. The variants take turns in every round. *over device_s* is the wall time of decoding over the seconds that
 the engine computed meanwhile. *over none* is that of a variant over that of programs without a journal in the same
 round.
@@ -49,7 +49,9 @@ Delays = dict[tuple[str, int], list[float]]  # (store, programs) -> milliseconds
 @asynccontextmanager
 async def clients(checkpoint: Path) -> AsyncIterator[dict[str, tartlet.AsyncClient]]:
     """Start a stack with files and one with a Redis; programs without a journal run on that with the Redis."""
-    worker = ["--dtype", "bfloat16", "--max-batch-tokens", str(max(PROGRAMS) * PROMPT_TOKENS)]
+    from bench.harness.dtypes import quick_dtype  # imports torch, see below
+
+    worker = ["--dtype", quick_dtype(), "--max-batch-tokens", str(max(PROGRAMS) * PROMPT_TOKENS)]
     async with AsyncExitStack() as stacks:
         url = stacks.enter_context(redis_server())
         files = await stacks.enter_async_context(connected(model=checkpoint, flags={"worker": worker}))

@@ -1,6 +1,6 @@
 """What a grammar costs a token beside the engine's step, and how many tokens a grammar forces.
 
-The torch engine runs in the bare loop: 88M parameters, random, bf16, C kernels on one thread, 32 sequences. Each
+The torch engine runs in the bare loop: 88M parameters, random, one thread, 32 sequences. Each
 follows a JSON schema, or asks for a log-probability (which takes the same way through the sampler without a grammar),
 or samples plainly. The variants take turns. The cost is the step's time with a grammar over that of the plain step.
 
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from bench.engine_loop import BareLoop, Timing
+from bench.harness.dtypes import quick_dtype
 from bench.harness import report
 from bench.overhead import TOKENIZER
 from bench.product.common import Sample, abi
@@ -145,7 +146,7 @@ def bench(engine: Engine, new_tokens: int, repeat: int) -> tuple[dict[str, list[
 
 def tabulated(seen: dict[str, list[Timing]], fixed: dict[str, tuple[int, int]]) -> report.Report:
     """Make the table. Ratios are taken turn by turn."""
-    title = f"Samples that follow a grammar, batch {BATCH}, 88M parameters, bf16, one thread"
+    title = f"Samples that follow a grammar, batch {BATCH}, 88M parameters, {quick_dtype()}, one thread"
     made = report.Report("grammars", title, ["samples", "step ms", "us a token", "cost %", "forced tokens %"])
     for name, timings in seen.items():
         ratio = _over(timings, seen["plain"], lambda t: t.per_token_s)
@@ -174,7 +175,7 @@ def main() -> int:
         shutil.copy(TOKENIZER, path)
         pages = BATCH * -(-(PROMPT + args.new_tokens) // 16)
         options = EngineOptions(
-            dtype="bfloat16", num_pages=pages, num_embeds=BATCH * (PROMPT + 2), max_batch_tokens=4096
+            dtype=quick_dtype(), num_pages=pages, num_embeds=BATCH * (PROMPT + 2), max_batch_tokens=4096
         )
         engine = load_engine(path, options, kernels="auto", threads=1, batch_invariant=False)
         seen, fixed = bench(engine, args.new_tokens, args.repeat)

@@ -155,7 +155,7 @@ def tables(seen: dict[tuple[str, int], list[float]]) -> list[report.Report]:
             made[-1].x_label, made[-1].y_label = "longest pause of a program, s", "% of programs, at most"
             for victim, values in rows:
                 longest = [float(np.percentile(values, share)) for share in range(101)]
-                made[-1].series.append(report.Series(victim, longest, range(101)))
+                made[-1].series.append(report.Series(victim, longest, list(range(101))))
     return made
 
 
