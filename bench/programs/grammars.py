@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from bench.engine_loop import BareLoop, Timing
-from bench.harness.dtypes import quick_dtype
 from bench.harness import report
+from bench.harness.dtypes import quick_dtype
 from bench.overhead import TOKENIZER
 from bench.product.common import Sample, abi
 from bench.product.worker import LLAMA_88M, Engine, EngineOptions, load_engine, random_checkpoint
