@@ -11,6 +11,8 @@
 #              FlashInfer too, with its kernels and Triton's launcher built ahead, so that a worker compiles nothing with
 #              a compiler of the system.
 # CUDA_ARCHITECTURES  for cuda: compute capabilities that FlashInfer's kernels are built for.
+# modules      for cuda, a build context (`--build-context modules=DIR`): FlashInfer's modules that were compiled before, such
+#              as `data/aot` of its package in an earlier image. The others are compiled, which takes half an hour of a core.
 # TORCH_WHEEL  for cpu: a wheel to take instead of the locked torch, such as one without CUDA.
 # PREVIOUS     an image of the release before: its Python component comes along, so that programs that began with it go
 #              on when an upgrade replaces their runtime. By default none does, and such programs end in RuntimeLost.
@@ -66,18 +68,23 @@ RUN case "$ACCELERATOR${TORCH_WHEEL:+ with a wheel}" in \
 COPY models/demo/ /opt/tartlet/models/demo/
 USER 10001:10001
 
+# ---- for CUDA: modules that were compiled before; a build context of this name takes the stage's place ----------------------
+FROM scratch AS modules
+COPY LICENSE /
+
 # ---- for CUDA: what would be compiled when a worker starts ------------------------------------------------------------------
 FROM worker-builder AS kernels
 ARG ACCELERATOR=cpu
 ARG CUDA_ARCHITECTURES=9.0a
 USER 0:0
+COPY --from=modules / /opt/modules/
 # the compilers stay behind in this stage
 # hadolint ignore=DL3008
 RUN if [ "$ACCELERATOR" = cuda ]; then \
         apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ && rm -rf /var/lib/apt/lists/* && \
         pip install --no-deps --only-binary :all: --require-hashes --target /opt/nvcc -r constraints/image-nvcc.txt && \
         python -m tartlet_worker.attention.ahead_of_time --compiler /opt/nvcc --launcher /opt/tartlet/triton \
-            --architectures "$CUDA_ARCHITECTURES"; \
+            --modules /opt/modules --architectures "$CUDA_ARCHITECTURES"; \
     fi
 USER 10001:10001
 

@@ -154,7 +154,7 @@ def test_no_registry_is_named() -> None:
     instructions = "\n".join(line for line in DOCKERFILE.splitlines() if not line.startswith("#"))
     assert not re.search(r"://|--(?:extra-)?index|--find-links", instructions)
     bases = set(re.findall(r"^FROM (\S+)", instructions, re.MULTILINE))
-    assert bases == {"${BASE}", "${PREVIOUS}", "builder", "worker-builder", "common"}
+    assert bases == {"${BASE}", "${PREVIOUS}", "builder", "worker-builder", "scratch", "common"}
     assert re.findall(r"^ARG BASE=(\S+)$", instructions, re.MULTILINE) == ["python:3.11-slim"]
 
 
@@ -173,7 +173,7 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
 
 def test_images_run_as_a_user_that_kubernetes_sees_is_not_root() -> None:
     found = stages()
-    assert set(found) == {"previous", "builder", "worker-builder", "kernels", "common", "worker", "base"}
+    assert set(found) == {"previous", "builder", "worker-builder", "modules", "kernels", "common", "worker", "base"}
     assert re.findall(r"^USER (.+)$", found["common"], re.MULTILINE) == [USER]
     assert 'ENTRYPOINT ["tartlet"]' in found["common"]
     assert not re.search(r"^(?:USER|ENTRYPOINT)", found["worker"] + found["base"], re.MULTILINE)

@@ -160,7 +160,7 @@ def redis(layout: Layout) -> Image:
     server = shutil.which("redis-server")
     if server is None:
         raise Unfit("redis-server is not installed: apt-get install redis-server")
-    loaded = re.findall(r"(?:=> )?(/\S+) \(0x", _run("ldd", server).stdout)
+    loaded = re.findall(r"(?:=> )?(/\S+) \(0x", run("ldd", server).stdout)
     files = {"redis-server": Path(server), **{path.lstrip("/"): Path(path) for path in loaded}}
     key = files_digest((f.resolve() for f in files.values()), Path("/"))
     archive = layout.cache / "images" / f"redis-{key}.tar"
@@ -189,24 +189,29 @@ def tartlet(layout: Layout) -> Image:
     archive.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     print(f"building the image {image.name}", flush=True)
-    base = _debian(layout)
-    certificates = "/etc/ssl/certs:/etc/ssl/certs:ro"  # without these, pip in the image trusts no server
-    how = ("--layers", "--network", "host", "--format", "docker")
-    _buildah(
-        layout,
-        *("bud", *how, "--build-arg", f"BASE={base}", "--build-arg", "COMPILER="),
-        *("-v", certificates, "-v", "/etc/resolv.conf:/etc/resolv.conf:ro", *_pip_settings()),
-        *("--target", "base", "-t", image.name, "-f", str(ROOT / "Dockerfile"), str(ROOT)),
-    )
+    build(layout, "base", image.name)
     part = archive.with_suffix(".part")
     part.unlink(missing_ok=True)
-    _buildah(layout, "push", image.name, f"docker-archive:{part}:{image.name}")
+    buildah(layout, "push", image.name, f"docker-archive:{part}:{image.name}")
     part.replace(archive)
     for old in sorted(_archives(layout), key=lambda f: f.stat().st_mtime)[:-_KEPT]:
         old.unlink()
-        _buildah(layout, "rmi", f"{NAME}:{old.stem.removeprefix('tartlet-')}", check=False)
+        buildah(layout, "rmi", f"{NAME}:{old.stem.removeprefix('tartlet-')}", check=False)
     print(f"built {image.name} in {time.monotonic() - start:.0f} s", flush=True)
     return image
+
+
+def build(layout: Layout, target: str, name: str, *options: str) -> None:
+    """Builds a target of the Dockerfile in buildah's store, on Debian; `options` are further ones of `buildah bud`."""
+    base = _debian(layout)
+    certificates = "/etc/ssl/certs:/etc/ssl/certs:ro"  # without these, pip in the image trusts no server
+    how = ("--layers", "--network", "host", "--format", "docker")
+    buildah(
+        layout,
+        *("bud", *how, "--build-arg", f"BASE={base}", "--build-arg", "COMPILER=", *options),
+        *("-v", certificates, "-v", "/etc/resolv.conf:/etc/resolv.conf:ro", *_pip_settings()),
+        *("--target", target, "-t", name, "-f", str(ROOT / "Dockerfile"), str(ROOT)),
+    )
 
 
 def _archives(layout: Layout) -> Iterator[Path]:
@@ -227,7 +232,7 @@ def built(layout: Layout, name: str) -> Image:
 
 
 def _debian_there(layout: Layout) -> bool:
-    return _buildah(layout, "inspect", "--type", "image", f"{_BASE}:{DEBIAN}", check=False).returncode == 0
+    return buildah(layout, "inspect", "--type", "image", f"{_BASE}:{DEBIAN}", check=False).returncode == 0
 
 
 def _debian(layout: Layout) -> str:
@@ -239,14 +244,14 @@ def _debian(layout: Layout) -> str:
     if not root.exists():
         part = root.with_name(root.name + ".part")
         shutil.rmtree(part, ignore_errors=True)
-        _run("debootstrap", "--variant=minbase", f"--include={_DEBIAN_PACKAGES}", DEBIAN, str(part))
+        run("debootstrap", "--variant=minbase", f"--include={_DEBIAN_PACKAGES}", DEBIAN, str(part))
         part.replace(root)
-    container = _buildah(layout, "from", "scratch").stdout.strip()
+    container = buildah(layout, "from", "scratch").stdout.strip()
     try:
-        _buildah(layout, "add", "-q", container, str(root), "/")
-        _buildah(layout, "commit", "-q", "--format", "docker", container, name)
+        buildah(layout, "add", "-q", container, str(root), "/")
+        buildah(layout, "commit", "-q", "--format", "docker", container, name)
     finally:
-        _buildah(layout, "rm", container)
+        buildah(layout, "rm", container)
     shutil.rmtree(root)
     return name
 
@@ -256,19 +261,34 @@ def _pip_settings() -> list[str]:
     return ["-v", "/etc/pip.conf:/etc/pip.conf:ro"] if Path("/etc/pip.conf").exists() else []
 
 
-def _buildah(layout: Layout, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def buildah(layout: Layout, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Runs a command of buildah over the harness's store."""
+    return run(*buildah_command(layout, *arguments), check=check)
+
+
+def buildah_command(layout: Layout, *arguments: str) -> list[str]:
+    """Returns the words of a command of buildah over the harness's store."""
     store = layout.cache / "buildah"
     place = ["--storage-driver", "overlay", "--root", str(store / "root"), "--runroot", str(store / "run")]
-    return _run("buildah", *place, *arguments, check=check)
+    return ["buildah", *place, *arguments]
 
 
-def _run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
-    # in namespaces of its own, so that all mounts and processes end with the command
-    alone = ("unshare", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc")
+def run(*command: str, check: bool = True, network: bool = True) -> subprocess.CompletedProcess[str]:
+    """Runs a command in namespaces of its own, so that all mounts and processes end with the command.
+
+    Args:
+        command: Its words.
+        check: Whether a status other than 0 is an error.
+        network: Whether the command has the machine's network, or none.
+
+    Raises:
+        RuntimeError: The command failed, with the end of its output.
+    """
+    alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"]
+    alone += [] if network else ["--net"]
     done = subprocess.run(
         ["nice", "-n", "5", *alone, *command],
-        env=environment,
+        env={**os.environ, "BUILDAH_ISOLATION": "chroot"},
         capture_output=True,
         text=True,
         check=False,

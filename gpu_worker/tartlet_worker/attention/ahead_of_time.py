@@ -111,6 +111,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--compiler", type=Path, required=True, help="the folder with nvcc's packages")
     parser.add_argument("--launcher", type=Path, required=True, help="the folder that takes Triton's launcher")
     parser.add_argument("--architectures", default="9.0a", help="compute capabilities, separated by spaces")
+    parser.add_argument("--modules", type=Path, help="a folder with modules that were built before: `data/aot`")
     parser.add_argument("--only", default="", help="build modules whose names have this part")
     parser.add_argument("--jobs", type=int, default=1, help="modules of FlashInfer that are compiled at a time")
     args = parser.parse_args(argv)
@@ -121,15 +122,24 @@ def main(argv: list[str]) -> int:
     installed = Path(sysconfig.get_path("purelib"))
     parts = [folder / "nvidia" / "cu13" for folder in (args.compiler, installed)]
     os.environ["CUDA_HOME"] = str(toolkit(args.compiler / "toolkit", parts))
+    if lacks := flashinfer_modules.tools_lack(root):
+        print(lacks, file=sys.stderr)  # noqa: T201 - a command's output
+        return 1
+    wanted = list(flashinfer_modules.every_need())
     try:
+        if args.modules is not None:
+            taken = flashinfer_build.take(args.modules, root, args.architectures)
+            print(f"{len(taken)} modules were built before", flush=True)  # noqa: T201 - a command's output
         flashinfer_build.build(
-            list(flashinfer_modules.every_need()),
+            wanted,
             root,
             args.architectures,
             only=args.only,
             jobs=args.jobs,
             tell=lambda made: print(made, flush=True),  # noqa: T201 - a command's output
         )
+        if not args.only:
+            flashinfer_build.check(wanted)
     except flashinfer_build.BuildFailed as failed:
         print(failed, file=sys.stderr)  # noqa: T201 - a command's output
         return 1

@@ -106,7 +106,49 @@ class Built:
 
 
 class BuildFailed(Exception):
-    """Modules that can't be compiled, with what the compiler said; all others were built."""
+    """Modules that can't be compiled, taken or loaded, with the reason; all others were built."""
+
+
+def take(folder: Path, root: Path, architectures: str) -> list[str]:
+    """Copy modules that were built before into the package, and return their names; `build` leaves them as they are.
+
+    Args:
+        folder: `data/aot` of another installation of the package, with its `MANIFEST`, or a folder without libraries.
+        root: the package's directory.
+        architectures: what the modules must have been built for, such as "9.0a", separated by spaces.
+
+    Raises:
+        BuildFailed: the modules were built from another release, or for other devices.
+    """
+    if not any(folder.glob("*/*.so")):
+        return []
+    theirs = modules.manifest_in(folder)
+    if theirs["architectures"] != architectures.split():
+        raise BuildFailed(
+            f"{folder / modules.MANIFEST} doesn't say that its modules were built from flashinfer-python "
+            f"{modules.VERSION} for {architectures}: give modules that were, or none"
+        )
+    said = _noted(root, architectures)
+    names = [name for name in theirs["modules"] if (folder / name / f"{name}.so").is_file()]
+    for name in names:
+        target = _library(root, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / name / f"{name}.so", target)
+        said["modules"][name] = theirs["modules"][name]
+    _note(root, said)
+    return names
+
+
+def check(wanted: Sequence[modules.Needs]) -> None:
+    """Load all modules as a worker does that has no compiler.
+
+    Raises:
+        BuildFailed: modules are missing or can't be loaded, such as those that were linked on a newer system.
+    """
+    os.environ["FLASHINFER_DISABLE_JIT"] = "1"
+    reasons = [why for needs in wanted if (why := modules.load(needs))]
+    if reasons:
+        raise BuildFailed("\n".join([*reasons, "modules that were built elsewhere must fit this system's libraries"]))
 
 
 def build(
@@ -139,9 +181,7 @@ def build(
     for needs in wanted:
         found |= modules.specs(needs)
     names = [name for name in found if only in name]
-    said = modules.manifest(root)
-    if said["architectures"] != architectures.split():
-        said = {"architectures": architectures.split(), "modules": {}}
+    said = _noted(root, architectures)
     missing = [name for name in names if not (name in said["modules"] and _library(root, name).is_file())]
     failed = []
     with ThreadPoolExecutor(jobs) as pool:
@@ -152,12 +192,24 @@ def build(
                 failed.append(str(error)[-2000:])
                 continue
             said["modules"][made.name] = {"seconds": round(made.seconds), "bytes": made.size}
-            note = root / "data" / "aot" / modules.MANIFEST
-            note.write_text(json.dumps({"version": modules.VERSION} | said, indent=1))
+            _note(root, said)
             tell(made)
     if failed:
         raise BuildFailed(f"{len(failed)} of {len(names)} modules can't be compiled: " + "\n".join(failed))
     return names
+
+
+def _noted(root: Path, architectures: str) -> dict[str, Any]:
+    """Return the package's manifest, without modules if they were built for other devices."""
+    said, wanted = modules.manifest(root), architectures.split()
+    return said if said["architectures"] == wanted else {"architectures": wanted, "modules": {}}
+
+
+def _note(root: Path, said: dict[str, Any]) -> None:
+    """Write the package's manifest."""
+    note = root / "data" / "aot" / modules.MANIFEST
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps({"version": modules.VERSION} | said, indent=1))
 
 
 def _library(root: Path, name: str) -> Path:
@@ -198,7 +250,7 @@ def main(argv: list[str]) -> int:
     if root is None:
         print("flashinfer-python is not installed", file=sys.stderr)  # noqa: T201 - a command's output
         return 1
-    if lacks := modules.tools_lack():
+    if lacks := modules.tools_lack(root):
         print(lacks, file=sys.stderr)  # noqa: T201 - a command's output
         return 1
     try:

@@ -25,6 +25,8 @@ CORE_GROUPS = (1, 2, 3)
 """Query heads for each key head with which decoding is faster without tensor cores."""
 MANIFEST = "tartlet.json"
 """The file beside the built modules that tells for which devices they were built."""
+CCCL = Path("data", "cccl", "libcudacxx", "include", "cuda", "__cmath", "fast_modulo_division.h")
+"""A header that the kernels include (`fastdiv.cuh`). CUDA 13.0's toolkit lacks it, so the package brings CCCL."""
 QUANTIZATION = "quantization"
 """The module that packs masks into bits."""
 
@@ -151,7 +153,7 @@ def lacks(needs: Needs, capability: str, root: Path | None = None) -> str:
         version = "of unknown version"
     if version != VERSION:
         return f"flashinfer-python is {version}, and only {VERSION} is tested"
-    missing, tools = unbuilt(needs, capability, root), tools_lack()
+    missing, tools = unbuilt(needs, capability, root), tools_lack(root)
     return f"{missing}, and {tools}" if missing and tools else ""
 
 
@@ -165,12 +167,17 @@ def built(root: Path, name: str, capability: str) -> bool:
 
 
 def manifest(root: Path) -> dict[str, Any]:
-    """Return what `MANIFEST` says of the package: `architectures`, and by the names of `modules` how they were built.
+    """Return what `MANIFEST` says of the package; see `manifest_in`."""
+    return manifest_in(root / "data" / "aot")
+
+
+def manifest_in(folder: Path) -> dict[str, Any]:
+    """Return what `MANIFEST` says of a folder: `architectures`, and by the names of `modules` how they were built.
 
     Both are empty if no module was built, or if they were built from another release than `VERSION`.
     """
     try:
-        said = json.loads((root / "data" / "aot" / MANIFEST).read_text())
+        said = json.loads((folder / MANIFEST).read_text())
         if said["version"] == VERSION:
             return {"architectures": list(said["architectures"]), "modules": dict(said["modules"])}
     except (OSError, ValueError, LookupError, TypeError):
@@ -185,8 +192,12 @@ def unbuilt(needs: Needs, capability: str, root: Path | None = None) -> str:
     return f"{len(missing)} of FlashInfer's modules aren't built ({missing[0]})" if missing else ""
 
 
-def tools_lack() -> str:
-    """Return what building modules lacks here, a clause, or ""."""
+def tools_lack(root: Path) -> str:
+    """Return what building modules lacks here, a clause, or "".
+
+    Args:
+        root: the package's directory.
+    """
     if os.environ.get("FLASHINFER_DISABLE_JIT"):
         return "FLASHINFER_DISABLE_JIT forbids to build them"
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
@@ -195,6 +206,8 @@ def tools_lack() -> str:
     absent = [name for name, path in there.items() if path is None]
     if absent:
         return f"building them needs {' and '.join(absent)}"
+    if not (root / CCCL).is_file():
+        return f"building them needs the file {root / CCCL}, which the wheel of flashinfer-python {VERSION} brings"
     cache = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home())
     return "" if os.access(cache, os.W_OK) else f"{cache} isn't writable (FLASHINFER_WORKSPACE_BASE names another)"
 
@@ -235,7 +248,12 @@ def load(needs: Needs) -> str:
     """
     try:
         for spec in specs(needs).values():
-            spec.build_and_load()
+            try:
+                spec.build_and_load()
+            except Exception:
+                if spec.is_aot:  # FlashInfer has logged why, and says that there is none
+                    spec.load(spec.aot_path)
+                raise
     except Exception as error:  # noqa: BLE001 - whatever a compiler or loader raises, other kernels serve
         return f"FlashInfer's modules can't be loaded ({type(error).__name__}: {error})"
     return ""

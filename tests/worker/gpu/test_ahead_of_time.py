@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tartlet_worker.attention import ahead_of_time, flashinfer_modules
+from tartlet_worker.attention import ahead_of_time, flashinfer_build, flashinfer_modules
 from tartlet_worker.torch_engine import attention_choice
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
@@ -116,7 +116,10 @@ def test_an_image_has_the_modules_of_every_model_that_flashinfer_serves() -> Non
 
 
 def package_with(modules: Iterable[str], root: Path) -> Path:
-    """Make FlashInfer's package with libraries without functions in place of modules built ahead of time."""
+    """Make FlashInfer's package with libraries without functions in place of modules built ahead of time.
+
+    They were built elsewhere, and the package takes them, as an image's does.
+    """
     installed, made = Path(sys.prefix, "flashinfer", "flashinfer"), root / "flashinfer"
     assert installed.is_dir(), "run `make setup`, which brings FlashInfer's sources"
     data = made / "data"
@@ -127,13 +130,54 @@ def package_with(modules: Iterable[str], root: Path) -> Path:
     shutil.copytree(installed / "jit", made / "jit")  # it looks for modules beside itself, behind all links
     library = root / "empty.so"
     subprocess.run(["cc", "-shared", "-x", "c", os.devnull, "-o", str(library)], check=True)
+    elsewhere = built_before(modules, root / "elsewhere", library)
+    assert set(flashinfer_build.take(elsewhere, made, "9.0a")) == set(modules)
+    return data / "aot"
+
+
+def built_before(
+    modules: Iterable[str], folder: Path, library: Path, *, version: str = flashinfer_modules.VERSION
+) -> Path:
+    """Make a folder as a build of FlashInfer's modules leaves it, with copies of one library."""
     names = list(modules)
     for name in names:
-        (data / "aot" / name).mkdir(parents=True)
-        shutil.copyfile(library, data / "aot" / name / f"{name}.so")
-    said = {"version": flashinfer_modules.VERSION, "architectures": ["9.0a"], "modules": {name: {} for name in names}}
-    (data / "aot" / flashinfer_modules.MANIFEST).write_text(json.dumps(said))
-    return data / "aot"
+        (folder / name).mkdir(parents=True)
+        shutil.copyfile(library, folder / name / f"{name}.so")
+    said = {"version": version, "architectures": ["9.0a"], "modules": {name: {} for name in names}}
+    (folder / flashinfer_modules.MANIFEST).write_text(json.dumps(said))
+    return folder
+
+
+def test_modules_that_were_built_before_are_not_compiled_and_must_fit(tmp_path: Path) -> None:
+    library, root, (one, two) = tmp_path / "one.so", tmp_path / "flashinfer", ("one", "two")
+    library.write_text("a library")
+    given = built_before([one, two], tmp_path / "given", library)
+    (given / two / f"{two}.so").unlink()
+    assert flashinfer_build.take(given, root, "9.0a") == [one]
+    assert (root / "data" / "aot" / one / f"{one}.so").read_text() == "a library"
+    assert flashinfer_modules.built(root, one, "9.0")
+    assert not flashinfer_modules.built(root, two, "9.0")
+
+    (tmp_path / "none").mkdir()
+    assert flashinfer_build.take(tmp_path / "none", root, "9.0a") == []
+    other = built_before([two], tmp_path / "other", library, version="0.0.1")
+    for folder, architectures in ((given, "8.9"), (other, "9.0a")):
+        with pytest.raises(flashinfer_build.BuildFailed, match=folder.name):
+            flashinfer_build.take(folder, root, architectures)
+    assert flashinfer_modules.built(root, one, "9.0"), "what was there stays"
+
+
+def test_the_tools_of_a_build_include_headers_that_old_toolkits_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvcc", "ninja", "c++"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("FLASHINFER_DISABLE_JIT", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    assert str(tmp_path / flashinfer_modules.CCCL) in flashinfer_modules.tools_lack(tmp_path)
+    assert flashinfer_modules.tools_lack(Path(sys.prefix, "flashinfer", "flashinfer")) == ""
 
 
 def test_a_worker_of_the_image_loads_all_modules_without_compiler_and_network(tmp_path: Path) -> None:
@@ -157,10 +201,12 @@ def test_a_worker_of_the_image_loads_all_modules_without_compiler_and_network(tm
     assert set(told["loaded"].values()) == {""}
     assert told["chosen"] == ["flashinfer"]
 
-    lost = flashinfer_modules.seen_module(128, "bfloat16")
+    lost, broken = (flashinfer_modules.seen_module(dim, "bfloat16") for dim in (128, 256))
     (aot / lost / f"{lost}.so").unlink()
+    (aot / broken / f"{broken}.so").write_text("no library")
     told = said()
-    assert [dim for dim, why in told["loaded"].items() if why] == ["128"]
+    assert [dim for dim, why in told["loaded"].items() if why] == ["128", "256"]
+    assert f"{broken}.so: " in told["loaded"]["256"], "it names the library that can't be loaded"
     assert told["chosen"] == ["flashinfer", "triton"], "only models with such heads go without"
 
 

@@ -62,6 +62,8 @@ def test_modules_are_loaded_at_start_and_a_failure_is_a_reason(monkeypatch: pyte
     loaded = []
 
     class Spec:
+        is_aot = False
+
         def __init__(self, name: str) -> None:
             self.name = name
 
