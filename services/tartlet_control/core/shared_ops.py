@@ -50,7 +50,7 @@ class SharedOps:
                 self._ask_store(program, record, bytes(payload))
             else:
                 work = partial(self._try_on_topic, program, record, bytes(payload))
-                self._lifecycle.topics.when_ready(work)
+                self._lifecycle.topics.when_ready(work, program.tenant)
         except TartletError as e:
             self._fail(program, record, e)
 
@@ -74,6 +74,9 @@ class SharedOps:
 
     def resume(self, program: ProgramState, subscriptions: Mapping[int, Subscribed]) -> None:
         """Let a program that comes from another control go on with its subscriptions, and with no others."""
+        who = teller(program.id, program.run)
+        self._lifecycle.store.returned(who)
+        self._lifecycle.topics.returned(who)
 
         def work() -> None:
             topics = self._lifecycle.topics

@@ -9,20 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from tartlet_common.errors.registry import Overloaded
+from tartlet_control.values.room import Room
+from tartlet_control.values.told import Answers, Note
 from tartlet_control.values.values import Change, Found, Values, ValuesAway
 
 log = logging.getLogger("tartlet.control")
 
-MAX_WAITING: Final = 16_384
-"""Calls that wait for the Redis, at most."""
-MAX_WAITING_BYTES: Final = 32 << 20
-"""Bytes that they take, at most."""
 TOLD_PROGRAMS: Final = 16_384
-"""Programs whose answers are kept, at most."""
+"""Runs whose answers are kept, at most."""
 READ_S: Final = 30.0
 """Seconds that reading everything may take."""
 LOAD_S: Final = 2.0
@@ -32,7 +29,10 @@ RETRY_S: Final = (0.1, 2.0)
 CLAIM_S: Final = 600.0
 """Seconds for which a new control keeps what belongs to programs that haven't come back."""
 _AT_ONCE_BYTES: Final = 4 << 20
-_CHANGE_BYTES: Final = 256  # that a change takes beside its value: a message has one for each subscription
+_LEAST_PART: Final = 1 / 4096
+_CALL_BYTES: Final = 1024  # that a call takes beside its changes
+_CHANGE_BYTES: Final = 256  # that a change takes beside its key and value: a message has one for each subscription
+_ANSWER_BYTES: Final = 16  # that a run's answer takes in a write
 
 
 class Kept(Protocol):
@@ -54,13 +54,12 @@ class Kept(Protocol):
 class Waiting(NamedTuple):
     """What is to be stored, and what happens then."""
 
-    changes: list[Change]
+    tenant: str | None
+    changes: Sequence[Change]
+    notes: Sequence[Note]
     then: Callable[[], None]
-
-    @property
-    def size(self) -> int:
-        """Bytes that it takes."""
-        return sum(change.size for change in self.changes) + _CHANGE_BYTES * (1 + len(self.changes))
+    size: int
+    """Bytes that it takes."""
 
 
 class Keeper:
@@ -72,72 +71,59 @@ class Keeper:
         Args:
             values: the Redis.
             what: names the things, for logs.
-            most_told: answers that are kept for each program.
+            most_told: answers that are kept for each run.
             at_once: changes of one write, beside those of its last call: others wait for the Redis meanwhile.
         """
         self.values = values
         self.kept: Kept
         self.is_loaded = False
         self.waiting: deque[Waiting] = deque()
+        self.room = Room()
+        self.answers = Answers(most_told)
         self._what = what
-        self._most_told = most_told
         self._at_once = at_once
-        self._told: dict[str, dict[int, int]] = {}  # the answers to each program's last calls, by ticket
-        self._read: set[str] = set()  # programs whose answers were read, and that have made no call since
-        self._early: deque[tuple[Callable[[], None], int]] = deque()  # work that came before everything was read
-        self._waiting_bytes = 0
+        self._part = 1.0  # of the most that one write may hold: a Redis that is slow gets less at once
+        self._early: deque[tuple[Callable[[], None], str | None, int]] = deque()  # work for when everything is read
         self._work = asyncio.Event()
         self._on_answered: Callable[[], None] = nothing
         self._claims: asyncio.TimerHandle | None = None
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
-    def check_room(self) -> None:
-        """Check that another call may wait.
-
-        Raises:
-            Overloaded: too much waits for the Redis.
-        """
-        if len(self.waiting) + len(self._early) >= MAX_WAITING or self._waiting_bytes > MAX_WAITING_BYTES:
-            raise Overloaded(what="calls that wait for the store's Redis", limit=MAX_WAITING)
-
-    def when_read(self, work: Callable[[], None], size: int = 0) -> None:
-        """Do work once everything is read. `size`: bytes that it takes until then."""
+    def when_read(self, work: Callable[[], None], tenant: str | None, size: int = 0) -> None:
+        """Do work once everything is read. `tenant`: whom it counts against; `size`: bytes that it takes until then."""
         if self.is_loaded:
             work()
         else:
-            self._early.append((work, size))
-            self._waiting_bytes += size
+            self._early.append((work, tenant, size + _CALL_BYTES))
+            self.room.take(tenant, size + _CALL_BYTES)
 
-    def write_later(self, changes: list[Change], then: Callable[[], None]) -> None:
-        """Store changes, behind all others, and do what follows."""
-        self.waiting.append(Waiting(changes, then))
-        self._waiting_bytes += self.waiting[-1].size
+    def when_read_or_claimed(self, work: Callable[[], None]) -> None:
+        """Do work once everything is read. If too much waits for that, `claim` does what would have been done."""
+        if self.is_loaded or not self.room.is_full:
+            self.when_read(work, None)
+
+    def write_later(
+        self, tenant: str | None, changes: Sequence[Change], then: Callable[[], None], notes: Sequence[Note] = ()
+    ) -> None:
+        """Store changes and answers, behind all others, and do what follows. `tenant`: whom they count against."""
+        size = _CALL_BYTES + _CHANGE_BYTES * len(changes)
+        size += sum(len(change.key) + len(change.value or b"") for change in changes)
+        self.waiting.append(Waiting(tenant, changes, notes, then, size))
+        self.room.take(tenant, size)
         self._work.set()
 
-    def answer(self, program_id: str, ticket: int) -> int | None:
-        """Return the answer to a call that was stored before control died, and that the program hasn't heard."""
-        told = self._told.get(program_id) or self._told.get(program_id.partition("/")[0], {})  # as the last release did
-        return told.get(ticket) if ticket else None
+    def returned(self, run: str) -> None:
+        """Note that a run's program has come back to this control."""
+        self._note(self.answers.returned(run))
 
-    def note(self, program_id: str, ticket: int, answer: int) -> dict[int, int]:
-        """Return the answers to a program's last calls, with this one. Without a ticket nobody asks for it again."""
-        self._read.discard(program_id)
-        if not ticket:
-            return dict(self._told.get(program_id, {}))
-        mine = self._told.setdefault(program_id, {})
-        if len(self._told) > TOLD_PROGRAMS:
-            del self._told[next(iter(self._told))]
-        mine[ticket] = answer
-        if len(mine) > self._most_told:
-            del mine[next(iter(mine))]
-        return dict(mine)
+    def forget(self, run: str) -> None:
+        """Forget the answers to a run's calls: nobody asks for them again."""
+        self._note(self.answers.forget(run))
 
-    def forget(self, program_id: str) -> None:
-        """Forget the answers to a program's calls: nobody asks for them again."""
-        self._read.discard(program_id)
-        if self._told.pop(program_id, None) is not None:
-            self.write_later([Change("", None, None, program_id, {})], nothing)
+    def _note(self, notes: list[Note]) -> None:
+        if notes:
+            self.write_later(None, (), nothing, notes)
 
     # ---- the Redis --------------------------------------------------------------------------------------------------
 
@@ -159,20 +145,22 @@ class Keeper:
                     told[found.key] = found.told
                 else:
                     self.kept.take(found)
-        self._told, self._read, self.is_loaded = told, set(told), True
+        self.answers.read(told)
+        self.is_loaded = True
         self.kept.read_all()
         self._claims = asyncio.get_running_loop().call_later(CLAIM_S, self._claim)
         early, self._early = self._early, deque()
-        self._waiting_bytes -= sum(size for _, size in early)
-        for work, _ in early:
-            work()
+        for _, tenant, size in early:
+            self.room.give(tenant, size)
+        for work, _, _ in early:
+            self._do(work)
         if early:
             self._on_answered()
 
     def _claim(self) -> None:
         """Drop what belongs to programs that ended while no control was there."""
-        for program_id in list(self._read):
-            self.forget(program_id)
+        for run in self.answers.absent:
+            self.forget(run)
         self.kept.claim()
 
     async def run(self, on_answered: Callable[[], None]) -> None:
@@ -202,23 +190,48 @@ class Keeper:
             ValuesAway: the Redis is away, and the rest still waits.
         """
         while self.waiting:
-            some, changes, size = list[Waiting](), list[Change](), 0
-            for each in self.waiting:
-                some.append(each)
-                changes += each.changes
-                size += each.size
-                if len(changes) >= self._at_once or len(some) >= self._at_once or size >= _AT_ONCE_BYTES:
-                    break
-            if changes:
-                await self.values.write(changes)
+            some = self._next()
+            changes = [change for each in some for change in each.changes]
+            notes = [note for each in some for note in each.notes]
+            told = self.answers.after(notes)
+            if changes or told:
+                try:
+                    await self.values.write(changes, told)
+                except (ValuesAway, TimeoutError):
+                    self._part = max(_LEAST_PART, self._part / 2)
+                    raise
+                self._part = min(1.0, self._part * 1.25)
+            self.answers.stored(notes, told)
             for each in some:
                 self.waiting.popleft()
-                self._waiting_bytes -= each.size
-                try:
-                    each.then()
-                except Exception:  # one program's answer must not end the writing for all
-                    log.exception("what follows a write failed")
+                self.room.give(each.tenant, each.size)
+                self._do(each.then)
+            while len(self.answers) > TOLD_PROGRAMS:
+                self.forget(self.answers.oldest)
             self._on_answered()
+
+    def _next(self) -> list[Waiting]:
+        """Return what the next write stores, at least the first call that waits."""
+        some, runs = list[Waiting](), set[str]()
+        changes = size = 0
+        for each in self.waiting:
+            some.append(each)
+            changes += max(1, len(each.changes))
+            size += each.size
+            for note in each.notes:
+                if note.run not in runs:
+                    runs.add(note.run)
+                    size += _ANSWER_BYTES * self.answers.count(note.run)
+            if changes >= self._part * self._at_once or size >= self._part * _AT_ONCE_BYTES:
+                break
+        return some
+
+    @staticmethod
+    def _do(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:  # one program's answer must not end the writing for all
+            log.exception("what waited for the store's Redis failed")
 
     async def close(self) -> None:
         """Write what waits, within a second."""

@@ -7,7 +7,7 @@ nobody ever sees a value that control's death could take back. `keeper.Keeper` r
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -16,6 +16,7 @@ from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import Overloaded
 from tartlet_control.tables.shared.store import Answer, MemoryStore, Request
 from tartlet_control.values.keeper import Keeper, nothing
+from tartlet_control.values.told import Note
 from tartlet_control.values.values import Change, Found, Values
 
 log = logging.getLogger("tartlet.control")
@@ -41,40 +42,46 @@ class KeptStore:
     def ask(self, tenant: str, request: Request, answer: Answer) -> None:
         """Execute a request. The answer comes once all writes of the tenant so far are stored."""
         try:
-            self.keeper.check_room()
+            self.keeper.room.check(tenant)
         except Overloaded as e:
             answer(0, b"", e)
         else:
-            self.keeper.when_read(partial(self._run, tenant, request, answer), len(request.value))
+            work = partial(self._run, tenant, request, answer)
+            self.keeper.when_read(work, tenant, len(request.value))
 
     def leave(self, program_id: str) -> None:
         """Forget the answers to a program's writes: nobody asks for them again."""
-        self.keeper.forget(program_id)
+        self.keeper.when_read_or_claimed(partial(self.keeper.forget, program_id))
+
+    def returned(self, program_id: str) -> None:
+        """Note that a run has come back, which may make calls again that were answered before control died."""
+        self.keeper.when_read(partial(self.keeper.returned, program_id), None)
 
     def _run(self, tenant: str, request: Request, answer: Answer) -> None:
         told: list[tuple[int, bytes, TartletError | None]] = []
         writes = request.op in _WRITES
-        before = self.keeper.answer(request.program_id, request.ticket) if writes else None
+        before = self.keeper.answers.find(request.program_id, request.ticket) if writes else None
         if before is None:
             self._memory.ask(tenant, request, lambda *outcome: told.append(outcome))
         else:  # it was stored, and control died before the program had heard
             told.append((before, b"", None))
         [(found, payload, error)] = told
-        changes = []
+        changes, notes = list[Change](), list[Note]()
         if writes and before is None and error is None and (found or not request.existing):
             value = request.value if request.op == Op.STORE_SET else None
-            noted = self.keeper.note(request.program_id, request.ticket, found)
-            changes.append(Change(tenant, request.key, value, request.program_id, noted))
+            changes.append(Change(tenant, request.key, value))
+            if request.ticket:
+                notes.append(self.keeper.answers.add(request.program_id, request.ticket, found))
         if not changes and tenant not in self._writing:
             answer(found, payload, error)
         else:
-            self._wait(tenant, changes, partial(answer, found, payload, error))
+            self._wait(tenant, changes, partial(answer, found, payload, error), notes)
 
     def _drop(self, tenant: str, key: str) -> None:
         """Delete a value that has expired or gave way to others."""
-        self._wait(tenant, [Change(tenant, key, None, "", {})], nothing)
+        self._wait(tenant, [Change(tenant, key, None)], nothing)
 
-    def _wait(self, tenant: str, changes: list[Change], then: Callable[[], None]) -> None:
+    def _wait(self, tenant: str, changes: list[Change], then: Callable[[], None], notes: Sequence[Note] = ()) -> None:
         self._writing[tenant] = self._writing.get(tenant, 0) + 1
 
         def stored() -> None:
@@ -83,7 +90,7 @@ class KeptStore:
                 del self._writing[tenant]
             then()
 
-        self.keeper.write_later(changes, stored)
+        self.keeper.write_later(tenant, changes, stored, notes)
 
     # ---- what was kept (`keeper.Kept`) ------------------------------------------------------------------------------
 

@@ -36,15 +36,15 @@ class KeptTopics(Topics):
 
     # ---- what programs do -------------------------------------------------------------------------------------------
 
-    def when_ready(self, work: Callable[[], None]) -> None:
-        """Do work on topics once the messages are read.
+    def when_ready(self, work: Callable[[], None], tenant: str | None = None) -> None:
+        """Do work on topics once the messages are read. `tenant`: whose call it is; None: it is nobody's call.
 
         Raises:
-            Overloaded: too much waits for that.
+            Overloaded: too much of the tenant's waits for that.
         """
-        if not self.keeper.is_loaded:
-            self.keeper.check_room()
-        self.keeper.when_read(work)
+        if tenant is not None and not self.keeper.is_loaded:
+            self.keeper.room.check(tenant)
+        self.keeper.when_read(work, tenant)
 
     def publish(
         self, tenant: str, topic: str, message: bytes, sender: tuple[str, int], tell: Callable[[int], None]
@@ -52,40 +52,41 @@ class KeptTopics(Topics):
         """Broadcast for a program, and tell it once the message is stored. Raises what `broadcast` raises.
 
         Raises:
-            Overloaded: too much waits for the Redis.
+            Overloaded: too much of the tenant's waits for the Redis.
         """
-        self.keeper.check_room()
+        self.keeper.room.check(tenant)
         recipients = self.recipients(tenant, topic, message)
         program_id, ticket = sender
-        known = self.keeper.answer(program_id, ticket)
+        known = self.keeper.answers.find(program_id, ticket)
         if known is not None:  # it was stored, and control died before the program had heard
-            self.keeper.write_later([], partial(tell, known))
+            self.keeper.write_later(tenant, [], partial(tell, known))
             return
         number = self._number
         places = [(each, each.reserve()) for each in recipients]
-        told = self.keeper.note(program_id, ticket, len(places))
-        changes = [Change(tenant, None, None, program_id, told)]
+        notes = [self.keeper.answers.add(program_id, ticket, len(places))] if ticket else []
+        changes = list[Change]()
         if places:
             self._number += 1
             self._places[number] = tenant, len(places)
-            changes.append(Change(tenant, _key(number), message, program_id, told))
-            for each, index in places:
-                changes.append(Change(tenant, _place(each, index), _hex(number), program_id, told))
+            changes.append(Change(tenant, _key(number), message))
+            changes += [Change(tenant, _place(each, index), _hex(number)) for each, index in places]
 
         def stored() -> None:
             for each, index in places:
                 each.put(Message(index, number, message))
             tell(len(places))
 
-        self.keeper.write_later(changes, stored)
+        then = stored if places else partial(tell, 0)  # which doesn't keep the message
+        self.keeper.write_later(tenant, changes, then, notes)
 
     def subscribe(self, tenant: str, program_id: str, number: int, topic: str, answer: Answer) -> None:
         """Subscribe a program. Raises what topics in memory raise.
 
         Raises:
-            Overloaded: too much waits for the Redis.
+            Overloaded: too much of the tenant's waits for the Redis.
         """
-        self.keeper.check_room()
+        self.keeper.room.check(tenant)
+        self._leave_behind(program_id)
         super().subscribe(tenant, program_id, number, topic, answer)
         self._set(tenant, _owner(program_id, number), topic.encode())
 
@@ -103,28 +104,38 @@ class KeptTopics(Topics):
         super().resume(tenant, program_id, number, topic, answer, taken, safe)
         self._set(tenant, _owner(program_id, number), topic.encode())
 
+    def returned(self, teller: str) -> None:
+        """Note that a run has come back, which may broadcast again what was answered before control died."""
+        self.keeper.when_read(partial(self.keeper.returned, teller), None)
+
     def leave(self, program_id: str, teller: str = "") -> None:
         """End all subscriptions of a program, and forget its broadcasts: nobody asks for them again."""
-        self.keeper.when_read(partial(self._leave, program_id, teller or program_id))
+        self.keeper.when_read_or_claimed(partial(self._leave, program_id, teller or program_id))
 
     def _leave(self, program_id: str, teller: str) -> None:
         for number in self.of_program(program_id):
             self.unsubscribe(program_id, number)
         self.keeper.forget(teller)
 
+    def _leave_behind(self, program_id: str) -> None:
+        """End what an earlier run has left: a program that goes on has taken back all its subscriptions by then."""
+        for number, each in self.of_program(program_id).items():
+            if each.answer is None:
+                self.unsubscribe(program_id, number)
+
     def _let_go(self, each: Subscription, index: int, number: int) -> None:
         """Forget a place, and its message if that was the last one."""
         tenant, left = self._places[number]
-        changes = [Change(tenant, _place(each, index), None, "", {})]
+        changes = [Change(tenant, _place(each, index), None)]
         if left > 1:
             self._places[number] = tenant, left - 1
         else:
             del self._places[number]
-            changes.append(Change(tenant, _key(number), None, "", {}))
-        self.keeper.write_later(changes, nothing)
+            changes.append(Change(tenant, _key(number), None))
+        self.keeper.write_later(tenant, changes, nothing)
 
     def _set(self, tenant: str, key: str, value: bytes | None) -> None:
-        self.keeper.write_later([Change(tenant, key, value, "", {})], nothing)
+        self.keeper.write_later(tenant, [Change(tenant, key, value)], nothing)
 
     # ---- what was kept (`keeper.Kept`) ------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from tartlet_control.lease.redis_client import SCHEMES, check_no_password, make_
 from tartlet_control.tables.shared.topics import MAX_OF_TENANT
 from tartlet_control.values.kept_store import KeptStore
 from tartlet_control.values.kept_topics import KeptTopics
-from tartlet_control.values.values import Change, Found, ValuesAway
+from tartlet_control.values.values import Change, Found, Told, ValuesAway
 
 log = logging.getLogger("tartlet.control")
 
@@ -111,7 +111,7 @@ class RedisValues:
         Raises:
             ValuesAway: Redis doesn't answer, or a later control has written.
         """
-        await self.write(())
+        await self.write((), {})
         try:
             begins = f"{self._prefix}of/"
             async for key in self._client.scan_iter(f"{begins}*", count=1000):
@@ -126,20 +126,19 @@ class RedisValues:
         except _ERRORS as e:
             raise ValuesAway(f"{type(e).__name__}: {e}") from e
 
-    async def write(self, changes: Sequence[Change]) -> None:
-        """Apply changes in one script call.
+    async def write(self, changes: Sequence[Change], told: Told) -> None:
+        """Apply changes, and keep what runs are told, in one script call.
 
         Raises:
             ValuesAway: Redis doesn't answer, or a later control has written.
         """
         keys, arguments = [f"{self._prefix}epoch"], list[Any]([self._epoch])
         for change in changes:
-            if change.key is not None:
-                keys.append(f"{self._prefix}of/{change.tenant}")
-                arguments += [change.key, int(change.value is not None), change.value or b""]
-        for program_id, told in {change.program_id: change.told for change in changes}.items():
+            keys.append(f"{self._prefix}of/{change.tenant}")
+            arguments += [change.key, int(change.value is not None), change.value or b""]
+        for run, answers in told.items():
             keys.append(f"{self._prefix}told")
-            arguments += [program_id, int(bool(told)), json.dumps(list(told.items()))]
+            arguments += [run, int(bool(answers)), json.dumps(list(answers.items()))]
         try:
             async with asyncio.timeout(ANSWER_S):
                 written = await self._script(keys=keys, args=arguments)

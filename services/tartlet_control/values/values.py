@@ -4,35 +4,28 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+Told = Mapping[str, Mapping[int, int]]
+"""The answers to the last calls of runs, by run and ticket. An empty one: the answers are forgotten."""
 
 
 class ValuesAway(Exception):
     """The values can't be read or written now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One write, with the answers to the last writes of the program that asked for it."""
+class Change(NamedTuple):
+    """One write."""
 
     tenant: str
-    key: str | None
-    """None: only the answers change."""
+    key: str
     value: bytes | None
     """None: the key is deleted."""
-    program_id: str
-    told: Mapping[int, int]
-    """By ticket: whether the key was there. Empty: the answers are forgotten."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the value."""
-        return len(self.value or b"")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One entry that was read: a value, or with `told` the answers to a program's writes."""
+    """One entry that was read: a value, or with `told` the answers to a run's writes."""
 
     tenant: str
     key: str
@@ -50,8 +43,8 @@ class Values(Protocol):
             ValuesAway: they can't be read.
         """
 
-    async def write(self, changes: Sequence[Change]) -> None:
-        """Apply changes in order, all or none. Applying them twice has the same effect.
+    async def write(self, changes: Sequence[Change], told: Told) -> None:
+        """Apply changes in order, and keep what runs are told, all or none. Twice has the same effect.
 
         Raises:
             ValuesAway: they may have been applied or not.

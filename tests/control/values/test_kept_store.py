@@ -16,7 +16,7 @@ from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import InvalidConfig, Overloaded, ResourceQuotaExceeded
 from tartlet_control.tables.shared.expiring import dated
 from tartlet_control.tables.shared.store import HIDDEN, MAX_KEYS, Request
-from tartlet_control.values import keeper
+from tartlet_control.values import room
 from tartlet_control.values.kept_store import KeptStore
 from tartlet_control.values.redis_values import store_of
 from tests.redis_server import RedisServer, redis_server, slow_proxy
@@ -165,7 +165,7 @@ async def test_bounds_are_those_of_the_store_in_memory_and_of_what_waits(
         told = [asked(store, Op.STORE_SET, str(i), b"") for i in range(MAX_KEYS)]
         await until(lambda: all(told))
         assert isinstance((await ask(store, Op.STORE_SET, "one more", b""))[2], ResourceQuotaExceeded)
-        monkeypatch.setattr(keeper, "MAX_WAITING", 2)
+        monkeypatch.setattr(room, "MAX_WAITING", 2)
         told = [asked(store, Op.STORE_SET, "1", b"") for _ in range(3)]
         assert isinstance(told[2][0][2], Overloaded)
         await until(lambda: all(told))

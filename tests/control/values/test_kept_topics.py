@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.errors.registry import InvalidArgument, Overloaded
 from tartlet_control.tables.shared.topics import MAX_OF_TENANT, MAX_WAITING, Safe
-from tartlet_control.values import keeper
+from tartlet_control.values import keeper, room
 from tartlet_control.values.kept_topics import KeptTopics
 from tartlet_control.values.redis_values import topics_of
-from tartlet_control.values.values import Change, Found, Values, ValuesAway
+from tartlet_control.values.values import Change, Found, Told, Values, ValuesAway
 from tests.redis_server import RedisServer, redis_server
 
 STEPS = ("publish", "publish", "ask", "ask", "write", "write", "deliver", "store", "die", "both die", "join", "part")
@@ -44,17 +44,18 @@ class MemoryValues:
         for program_id, told in self.told.items():
             yield Found("", program_id, told=dict(told))
 
-    async def write(self, changes: Sequence[Change]) -> None:
+    async def write(self, changes: Sequence[Change], told: Told) -> None:
         if self.is_away:
             raise ValuesAway
         for change in changes:
-            if change.key is not None and change.value is None:
+            if change.value is None:
                 self.values.pop((change.tenant, change.key), None)
-            elif change.key is not None and change.value is not None:
+            else:
                 self.values[change.tenant, change.key] = change.value
-            self.told[change.program_id] = dict(change.told)
-            if not change.told:
-                del self.told[change.program_id]
+        for run, answers in told.items():
+            self.told[run] = dict(answers)
+            if not answers:
+                del self.told[run]
 
     async def close(self) -> None:
         """No-op: nothing is open."""
@@ -222,9 +223,9 @@ async def test_nothing_is_told_while_the_redis_is_away_and_calls_are_bounded() -
     await asyncio.sleep(0.3)
     assert told == []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeper, "MAX_WAITING", 1)
+        patch.setattr(room, "MAX_WAITING", 1)
         with pytest.raises(Overloaded):
-            topics.when_ready(work)
+            topics.when_ready(work, "t")
     values.is_away = False
     async with asyncio.timeout(10):
         while len(told) < 2:  # noqa: ASYNC110
@@ -266,18 +267,18 @@ async def test_messages_to_many_subscriptions_neither_fill_a_write_nor_the_memor
     written = list[int]()
 
     class Counting(MemoryValues):
-        async def write(self, changes: Sequence[Change]) -> None:
+        async def write(self, changes: Sequence[Change], told: Told) -> None:
             written.append(len(changes))
-            await super().write(changes)
+            await super().write(changes, told)
 
     topics, told = KeptTopics(Counting()), list[int]()
     await topics.keeper.load()
     for n in range(MAX_OF_TENANT):
         topics.subscribe("t", f"p{n // 64}", n % 64, "news", lambda *_: None)
     with contextlib.suppress(Overloaded):
-        for n in range(keeper.MAX_WAITING):
+        for n in range(room.MAX_WAITING):
             topics.publish("t", "news", b"hi", ("p", n + 1), told.append)
-    assert sum(len(each.changes) for each in topics.keeper.waiting) * 200 < keeper.MAX_WAITING_BYTES
+    assert sum(len(each.changes) for each in topics.keeper.waiting) * 200 < room.MAX_WAITING_BYTES
     await topics.keeper.write()
     assert told == [MAX_OF_TENANT] * len(told) != []
     assert max(written) < 4096 + MAX_OF_TENANT + 2, "Redis must answer in time, and others wait meanwhile"

@@ -53,6 +53,9 @@ class Store(Protocol):
     def ask(self, tenant: str, request: Request, answer: Answer) -> None:
         """Execute a request for a tenant, which sees its own keys alone."""
 
+    def returned(self, program_id: str) -> None:
+        """Note that a run has come back from another control, and may ask again what was answered."""
+
     def leave(self, program_id: str) -> None:
         """Note that a program has ended, and asks nothing again."""
 
@@ -94,6 +97,9 @@ class MemoryStore:
             answer(0, b"", e)
             return
         answer(int(found), payload, None)
+
+    def returned(self, program_id: str) -> None:
+        """No-op: all that was asked was answered."""
 
     def leave(self, program_id: str) -> None:
         """No-op: all that was asked was answered."""

@@ -216,10 +216,13 @@ class Topics:
         """Answer a request with the subscription's next message, now or when one comes.
 
         Raises:
-            UnknownResource: the program has no such subscription.
+            UnknownResource: the program has no such subscription, or only an earlier run of it had one.
             ResourceInUse: a request waits already.
         """
-        self._find(program_id, number).ask(ticket)
+        found = self._find(program_id, number)
+        if found.answer is None:
+            raise UnknownResource(kind=_KIND, id=number)
+        found.ask(ticket)
 
     def broadcast(self, tenant: str, topic: str, message: bytes) -> int:
         """Put a message to all subscriptions of a tenant's topic, the sender's own included. Returns their number.
@@ -239,8 +242,9 @@ class Topics:
         del sender
         tell(self.broadcast(tenant, topic, message))
 
-    def when_ready(self, work: Callable[[], None]) -> None:
-        """Do work on topics now."""
+    def when_ready(self, work: Callable[[], None], tenant: str | None = None) -> None:
+        """Do work on topics now. `tenant`: whose call it is."""
+        del tenant
         work()
 
     def recipients(self, tenant: str, topic: str, message: bytes) -> list[Subscription]:
@@ -254,6 +258,9 @@ class Topics:
             told = f"{len(message)} bytes; at most {MAX_MESSAGE_BYTES} are allowed"
             raise InvalidArgument(argument="message", detail=told)
         return list(self._of_topic.get((tenant, topic), {}).values())
+
+    def returned(self, teller: str) -> None:
+        """No-op: all broadcasts were answered."""
 
     def leave(self, program_id: str, teller: str = "") -> None:
         """End all subscriptions of a program, and forget the answers to the broadcasts of its run (`store.teller`)."""
