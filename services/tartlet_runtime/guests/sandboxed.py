@@ -17,7 +17,7 @@ from tartlet_runtime.abi.limits import PYTHON_BYTES, ProgramLimits
 from tartlet_runtime.budget.growth import START_BYTES
 from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.guests.build import earlier_guest, python_guest
-from tartlet_runtime.guests.compiled import CompiledSources
+from tartlet_runtime.guests.compiled import CompiledSources, Key
 from tartlet_runtime.program.program import MakeGuest, Program
 from tartlet_runtime.program.spec import ProgramSpec
 from tartlet_runtime.wasm import (
@@ -344,7 +344,8 @@ class WasmGuests:
         """
         if spec.durable or self._compiled is None:
             return b""
-        return self._compiled.code(spec.digest, spec.filename, lambda: guest_text(spec.source))
+        key = Key(spec.tenant, spec.digest, spec.filename)
+        return self._compiled.code(key, lambda: guest_text(spec.source))
 
     def _maker(self, module: LinkedModule, code: bytes = b"") -> MakeGuest:
         return lambda program: WasmGuest(self.host, module, program, code)

@@ -16,7 +16,7 @@ from tartlet_common.bundles.layout import guest_text
 from tartlet_protos import programs_pb2
 from tartlet_runtime.budget.ledger import Ledger, Use
 from tartlet_runtime.guests import compiled
-from tartlet_runtime.guests.compiled import CompiledSources
+from tartlet_runtime.guests.compiled import CompiledSources, Key
 from tartlet_runtime.wasm import Compiled, FiberOutcome, HostConfig, LinkedModule, Phase, QuietHooks, WasmHost
 from tests.runtime.guests.test_wasm_programs import run_program
 from tests.runtime.harness import running
@@ -48,14 +48,18 @@ class Cache:
         self.ledger = Ledger(bound)
         self.sources = CompiledSources(host, python, self.ledger, **options)
 
-    async def code(self, source: bytes, filename: str = "user.py") -> bytes:
+    def launch(self, source: bytes, filename: str = "user.py", tenant: str = "t") -> bytes:
+        """What one launch gets."""
+        key = Key(tenant, hashlib.sha256(source).hexdigest(), filename)
+        return self.sources.code(key, lambda: guest_text(source))
+
+    async def code(self, source: bytes, filename: str = "user.py", tenant: str = "t") -> bytes:
         """What the last of several launches gets."""
-        digest = hashlib.sha256(source).hexdigest()
         for _ in range(2):
-            assert self.sources.code(digest, filename, lambda: guest_text(source)) == b""
+            assert self.launch(source, filename, tenant) == b""
         if self.sources._at_work is not None:
             await self.sources._at_work
-        return self.sources.code(digest, filename, lambda: guest_text(source))
+        return self.launch(source, filename, tenant)
 
 
 def archive(files: dict[str, str]) -> bytes:
@@ -130,10 +134,48 @@ async def test_code_is_bounded_and_gives_its_memory_back(host: WasmHost, python:
     assert not any(small.ledger.taken.values())
 
 
+async def test_a_tenant_that_fills_the_memory_for_code_drives_out_its_own(
+    host: WasmHost, python: LinkedModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "_KEPT", 8)
+    texts = [f"def main():\n    return {'x' * 1000!r} + '{n}'\n".encode() for n in range(5)]
+    size = len(await Cache(host, python).code(texts[0]))
+    large = f"def main():\n    return {'x' * (2 * size)!r}\n".encode()
+    cache = Cache(host, python, kept_bytes=3 * size)
+    assert len(await cache.code(texts[0], tenant="victim")) == size
+    assert cache.launch(texts[0], tenant="evil") == b"", "another tenant's code, which would tell that it was compiled"
+    for text in texts[1:]:
+        assert len(await cache.code(text, tenant="evil")) == size
+    assert await cache.code(large, tenant="evil") == b"", "it would leave no room for others"
+    for n in range(50):
+        cache.launch(b"%d" % n, tenant="evil")
+    assert len(cache.launch(texts[0], tenant="victim")) == size
+    assert cache.ledger.taken[Use.SOURCES] <= 3 * size
+
+
+async def test_code_that_is_much_longer_than_its_source_is_not_kept(host: WasmHost, python: LinkedModule) -> None:
+    text = "x = (" + "".join(f"b'\\xff{n}'*1000," for n in range(600)) + ")\n"
+    cache = Cache(host, python)
+    assert len(text) < compiled.SOURCE_BYTES // 50
+    assert await cache.code(text.encode()) == b""
+    assert not any(cache.ledger.taken.values())
+
+
+async def test_launches_come_before_compiling(host: WasmHost, python: LinkedModule) -> None:
+    cache = Cache(host, python, bound=256 << 20)
+    cache.ledger.take(Use.PROGRAMS, 80 << 20)
+    assert await cache.code(b"def main(): pass") == b""
+    cache.ledger.give(Use.PROGRAMS, 80 << 20)
+    cache.launch(b"def main(): pass")
+    assert cache.sources._at_work is not None
+    await cache.sources._at_work
+    assert cache.launch(b"def main(): pass")
+
+
 async def test_a_runtime_that_closes_leaves_no_guest(host: WasmHost, python: LinkedModule) -> None:
     cache = Cache(host, python)
     for _ in range(2):
-        cache.sources.code("digest", "a.py", lambda: "x = 1\n" * 50_000)
+        cache.launch(b"x = 1\n" * 50_000)
     await asyncio.sleep(0)
     working = cache.sources._at_work
     assert working is not None
