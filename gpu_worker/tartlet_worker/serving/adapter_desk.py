@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ log = logging.getLogger("tartlet.worker")
 LOOK_EVERY_S: Final = 1.0
 MAX_ADAPTERS: Final = 256
 """Adapters of an engine, retiring ones too: its Hello names them all."""
+MAX_REFUSED: Final = 256
+"""Refused adapters and lines that are told to control; the worker's log has all of them."""
 _FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 _DETAIL_CHARS: Final = 512
 _LIVE_FIELDS: Final = ("live_adapters", "retiring")
@@ -84,7 +87,7 @@ class AdapterDesk:
         return engine_pb2.AdapterReport(
             adapters_json=_json(self._listed()),
             retiring_json=_json(self._retiring()),
-            refused={name: error_to_proto(error) for name, error in self._refused.items()},
+            refused={name: error_to_proto(error) for name, error in islice(self._refused.items(), MAX_REFUSED)},
         )
 
     def unload(self, numbers: Iterable[int]) -> None:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from tartlet_common.errors.registry import InvalidConfig
 
-_ADAPTER: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})\s*=\s*(\S.*)")
+_ADAPTER: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})\s*=\s*([^\s\0][^\0]*)")
 _SHOWN_CHARS: Final = 64
 
 

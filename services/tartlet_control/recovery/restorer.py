@@ -11,6 +11,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from tartlet_common.abi import Record
+from tartlet_common.engine.pools import Reach
 from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import ControlLost, MalformedSubmission
@@ -48,6 +49,7 @@ class Restorer:
         self._parts: dict[tuple[RuntimeSession, int], list[bytes]] = {}
         self._whole: dict[RuntimeSession, deque[tuple[ProgramState, bytes]]] = defaultdict(deque)
         self._waiting_since: dict[RuntimeSession, float] = {}
+        self._lacking: dict[tuple[str, Reach], bool] = {}  # thousands of programs may wait for the engines of one pool
 
     def on_models(self, session: RuntimeSession, models: Iterable[tuple[int, EngineSpec, str | None]]) -> None:
         """Take the models as a runtime's programs number them: number, spec and owner.
@@ -80,6 +82,7 @@ class Restorer:
     def fold_next(self, session: RuntimeSession) -> bool:
         """Let the next program of a runtime go on whose history is complete; False: its engines aren't there yet."""
         waiting = self._whole[session]
+        self._lacking.clear()
         ready = (i for i, (program, _) in enumerate(waiting) if not self._lacks_engines(session, program))
         if (first := next(ready, None)) is None:
             return False
@@ -100,8 +103,14 @@ class Restorer:
             return False
         if program.default_model is not None or not (program.asked_model or program.reach.pool):
             return False
+        asked = (program.asked_model, program.reach)
+        if asked not in self._lacking:
+            self._lacking[asked] = self._waits_for_engines(session, *asked)
+        return self._lacking[asked]
+
+    def _waits_for_engines(self, session: RuntimeSession, model: str, reach: Reach) -> bool:
         try:
-            self._models.named(program.asked_model, program.reach)
+            self._models.named(model, reach)
         except TartletError:
             now = self._core.clock.now()
             return now < self._waiting_since.setdefault(session, now) + ENGINES_S

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -43,7 +43,7 @@ class ServedModel:
         self.owner = owner  # the tenant whose pools serve it; None: engines that are everyone's do
         self.forms = forms  # all of the owner's forms of the name, this one too
         self.engines: list[EngineState] = []
-        self._digests: dict[int, str] = {}  # of all adapters that it has offered, by number
+        self._digests: dict[int, str] = {}  # of adapters that it offers, or has offered and that are used, by number
         self.take(spec)
 
     def take(self, spec: EngineSpec) -> None:
@@ -51,6 +51,13 @@ class ServedModel:
         self.spec = replace(spec, retiring=())
         self.spec_bytes = _spec_bytes(spec)
         self._digests.update((adapter.number, adapter.digest) for adapter in spec.adapters)
+
+    def forget_adapters(self, used: Collection[int]) -> None:
+        """Forget the adapters that no engine has, and that no program uses."""
+        specs = (self.spec, *(engine.spec for engine in self.engines))
+        had = {adapter.number for spec in specs for adapter in (*spec.adapters, *spec.retiring)}
+        for number in self._digests.keys() - had - set(used):
+            del self._digests[number]
 
     def adapter_digest(self, number: int) -> str:
         """Return the digest of an adapter; "" for none. One that the model never had is known by its number."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tartlet_common.errors.registry import WorkerLost
 from tartlet_common.telemetry import names, telemetry
 from tartlet_common.telemetry.steps import StepTracer
 from tartlet_control.batching.step_times import StepTimes
+from tartlet_control.core.places.backlog import waiting_s
 from tartlet_control.serving import observe
 from tartlet_control.serving.observe import Observer
 from tests.control.harness import Guest, Host, decode_text
@@ -220,3 +222,32 @@ def test_work_that_waits_is_measured_in_device_time_by_pool(traced: Callable[...
     t.host.run()
     assert told(names.METRIC_WORK_WAITING) == [0.0]
     assert told(names.METRIC_WORK_PROGRAMS) == [3]
+
+
+class Moving:
+    """A suspended place of which everything changes while another thread looks at it."""
+
+    def __init__(self, engine: object) -> None:
+        self.model = SimpleNamespace(engines=[engine])
+        self.kept_on = None
+        self.program = SimpleNamespace(queues={})
+        self.queues = self.program.queues
+        self.queues[0] = self
+        self.recoveries: list[object] = [SimpleNamespace(need=(2, 0, 0))]
+        self.pending: tuple[()] = ()
+
+    @property
+    def place(self) -> Moving:
+        self.queues[len(self.queues)] = SimpleNamespace(place=None)
+        return self
+
+    @property
+    def recovery(self) -> object:
+        return self.recoveries.pop() if self.recoveries else None
+
+
+def test_what_waits_is_read_from_another_thread_while_it_changes() -> None:
+    engine: Any = SimpleNamespace(spec=SimpleNamespace(page_size=16))
+    batcher: Any = SimpleNamespace(waiting_s=1.0, work_s=lambda tokens: tokens / 100)
+    suspended: Any = [Moving(engine)]
+    assert waiting_s(engine, batcher, {}, suspended) == 1.0 + 0.32

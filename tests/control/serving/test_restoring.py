@@ -17,8 +17,10 @@ from tartlet_common.errors.registry import ControlLost
 from tartlet_control.core.sessions import Runtimes
 from tartlet_control.recovery import restorer
 from tartlet_control.recovery.restorer import Restorer
+from tartlet_control.tables.models import Models
 from tartlet_protos import control_pb2
 from tartlet_runtime.abi.history import History
+from tests.control.harness import Host
 from tests.control.served import Runtime, control, worker
 from tests.control.serving.test_servers import decode_submission
 from tests.runtime.fake_control import engine_spec
@@ -142,3 +144,26 @@ async def test_a_history_waits_for_the_first_engine_of_its_pool(
                 pass
             assert told.kills[0].error.number == ControlLost.number
         await runtime.close()
+
+
+def test_many_programs_that_wait_for_one_pool_are_looked_up_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    host, lookups = Host(engines=0), list[str]()
+    named: Any = Models.named
+
+    def look_up(*args: Any) -> Any:
+        lookups.append(args[1])
+        return named(*args)
+
+    monkeypatch.setattr(Models, "named", look_up)
+    waiting = Restorer(host.core)
+    for n in range(300):
+        guest = host.start(f"p{n}", pool="ns/pool", running=True, history=True)
+        waiting.on_part(host.session, guest.handle, b"", more=False)
+    lookups.clear()
+    for _ in range(3):
+        assert not waiting.fold_next(host.session)
+    assert len(lookups) == 3
+    host.clock.advance(restorer.ENGINES_S)
+    for _ in range(300):
+        assert waiting.fold_next(host.session)
+    assert not waiting.waits(host.session)

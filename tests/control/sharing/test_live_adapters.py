@@ -14,14 +14,18 @@ from tartlet_common.abi import Event, Op
 from tartlet_common.engine.spec import ADAPTER_TRAIT
 from tartlet_common.errors import registry as errors
 from tartlet_common.rpc.error_proto import error_to_proto
+from tartlet_control.core.places import adapters
 from tartlet_control.core.places.adapters import AdapterReport
+from tartlet_control.rebuild.used_adapters import adapters_of
 from tartlet_control.serving.specs import adapter_report, spec_from_json
 from tartlet_control.serving.state import engine_state, engines_of
 from tartlet_control.tables.engines import EngineState
+from tartlet_control.tables.programs import Place
 from tartlet_protos import engine_pb2
 from tartlet_worker.fake import FakeEngine, FakeOptions
 from tartlet_worker.fake.adapters import adapter_named
 from tests.control.harness import Guest, Host
+from tests.control.placement.test_placing import engine_of
 from tests.control.sharing.test_adapters import PROMPT, begin, fill
 
 OPTIONS = FakeOptions(page_size=4, num_pages=64, num_embeds=512, num_slots=128, max_batch_tokens=64, live_adapters=True)
@@ -191,6 +195,20 @@ def test_an_adapter_that_is_offered_again_before_it_was_unloaded_stays() -> None
     assert offered(host) == ["a"]
 
 
+def test_an_adapter_that_is_offered_again_is_not_unloaded_by_a_word_that_was_held_up() -> None:
+    host = Host(OPTIONS)
+    offer(host, 0, "a")
+    offer(host, 0, "")
+    host.core.tick()
+    assert host.engine.unload == [A]
+    offer(host, 0, "a")
+    guest = begin(host)
+    over_table(guest)
+    host.run()
+    offer(host, 0, "")
+    assert unload(host) == []
+
+
 def test_an_engine_that_lacks_what_the_others_offer_stands_by_until_it_has_it() -> None:
     host = Host(OPTIONS)
     offer(host, 0, "a")
@@ -300,3 +318,48 @@ def test_engines_whose_adapters_come_and_go_serve_apart_from_others() -> None:
     offer(host, 0, "a")
     fixed = host.join("fixed", replace(OPTIONS, live_adapters=False, adapters=("a",)))
     assert fixed.model_index != host.engine.model_index
+
+
+def test_a_tick_looks_at_each_place_once_however_many_engines_retire_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "_PLACES_A_TICK", 2)
+    host, looks = Host(OPTIONS, engines=4), list[Place]()
+    for at in range(4):
+        offer(host, at, "a")
+    guests = [begin(host) for _ in range(4)]
+    for guest in guests:
+        over_table(guest)
+    host.run()
+    for at in range(4):
+        offer(host, at, "")
+
+    def look(place: Place) -> set[int]:
+        looks.append(place)
+        return adapters_of(place)
+
+    monkeypatch.setattr(adapters, "adapters_of", look)
+    told = [unload(host) for _ in range(6)]
+    assert len(looks) == 8, "twice, and not in the two ticks behind each"
+    in_use = {engine_of(guest) for guest in guests}
+    assert [number for numbers in told for number in numbers] == [A] * (4 - len(in_use))
+    for guest in guests:
+        host.end(guest)
+    assert [number for _ in range(6) for number in unload(host)] == [A] * len(in_use)
+
+
+def test_adapters_that_are_gone_leave_nothing_behind() -> None:
+    host = Host(OPTIONS)
+    [model] = host.core.models
+    offer(host, 0, "a")
+    digest = model.adapter_digest(A)
+    assert digest != str(A)
+    guest = begin(host)
+    over_table(guest)
+    host.run()
+    for names in ("b", "c", "b"):
+        offer(host, 0, names)
+        assert model.adapter_digest(A) == digest, "a program uses it"
+    host.end(guest)
+    unload(host)
+    offer(host, 0, "b")
+    assert model.adapter_digest(A) == str(A)
+    assert model.adapter_digest(B) != str(B)

@@ -20,7 +20,7 @@ from tartlet_worker.app import load
 from tartlet_worker.engine import Engine
 from tartlet_worker.fake import FakeEngine, FakeOptions
 from tartlet_worker.fake.adapters import adapter_named
-from tartlet_worker.serving.adapter_desk import MAX_ADAPTERS, AdapterDesk
+from tartlet_worker.serving.adapter_desk import MAX_ADAPTERS, MAX_REFUSED, AdapterDesk
 from tests.worker.adapters import directory
 from tests.worker.families import checkpoint
 from tests.worker.serving.test_link import rig
@@ -109,6 +109,17 @@ async def test_wrong_lines_are_refused_and_a_file_that_cannot_be_read_says_nothi
     d.file.unlink()
     with pytest.raises(InvalidConfig, match="adapters_file"):
         await Desk(d.file).desk.begin()
+
+
+async def test_a_file_of_nonsense_costs_neither_the_engine_nor_the_lines_that_make_sense(tmp_path: Path) -> None:
+    d = Desk(tmp_path / "list")
+    await d.says("b=/b\0c", *(f"nonsense {i}" for i in range(2 * MAX_REFUSED)), "a=/a")
+    names, _, refused = d.report()
+    assert names == ["a"]
+    assert len(refused) == MAX_REFUSED
+    assert "b=/b\0c" in refused
+    await d.desk.begin()
+    await d.desk.end()
 
 
 async def test_bad_directories_are_refused_by_type_and_taken_once_they_are_good(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tartlet_common.engine.spec import AdapterSpec
 from tartlet_common.errors.base import TartletError
@@ -22,6 +22,9 @@ from tartlet_control.tables.models import ServedModel
 from tartlet_control.tables.programs import Place
 
 log = logging.getLogger("tartlet.control")
+
+_PLACES_A_TICK: Final = 200
+"""Places that one tick looks at without a pause: it takes 10 to 20 us for each."""
 
 
 class AdapterReport(NamedTuple):
@@ -38,12 +41,15 @@ class Adapters:
     def __init__(self, lifecycle: Lifecycle, changed: Callable[[], None]) -> None:
         """`changed`: called when runtimes are to be told anew what models offer."""
         self._lifecycle, self._changed = lifecycle, changed
+        self._pause = 0  # ticks
 
     def report(self, engine: EngineState, told: AdapterReport) -> None:
         """Take an engine's word on its adapters, and offer programs what all engines of its form offer."""
         for name in told.refused.keys() - engine.refused.keys():
             log.warning("engine %s refuses the adapter %s: %s", engine.id, name, told.refused[name])
         engine.refused = dict(told.refused)
+        again = {adapter.number for adapter in told.offered}  # what was to be unloaded, and wasn't sent yet
+        engine.unload = [number for number in engine.unload if number not in again]
         engine.spec = replace(engine.spec, adapters=told.offered, retiring=told.retiring)
         self.settle(self._lifecycle.models.at(engine.model_index))
         self._changed()
@@ -58,8 +64,9 @@ class Adapters:
             except Overloaded as error:
                 log.warning("not all adapters of the model %s are offered: %s", form.name, error)
         self._lifecycle.models.unite(model, self._is_free)
-        for place in self._places(model.forms):
-            self.keep(place)
+        used = set[int]().union(*(self.keep(place) for place in self._places(model.forms)))
+        for form in model.forms:
+            form.forget_adapters(used)
 
     @staticmethod
     def keep(place: Place) -> set[int]:
@@ -74,21 +81,31 @@ class Adapters:
     def tick(self) -> None:
         """Have engines unload the retiring adapters that nothing uses any more.
 
-        While control doesn't know yet what a program has, which its history tells, anything may be in use.
+        While control doesn't know yet what a program has, which its history tells, anything may be in use. After a look
+        at many places the next ticks do nothing.
         """
-        if any(program.awaits_history for program in self._lifecycle.programs.values()):
+        if self._pause:
+            self._pause -= 1
             return
-        for engine in self._lifecycle.batchers:
-            if engine.spec.retiring:
-                self._unload(engine)
+        retiring = [engine for engine in self._lifecycle.batchers if engine.spec.retiring]
+        if not retiring or any(program.awaits_history for program in self._lifecycle.programs.values()):
+            return
+        looked = 0
+        used: dict[tuple[int, EngineState | None], set[int]] = {}  # by the forms' identity, and engine
+        for forms in {id(forms): forms for forms in map(self._forms, retiring)}.values():
+            for place in self._places(forms):
+                looked += 1
+                used.setdefault((id(forms), place.engine), set()).update(self.keep(place))
+        for engine in retiring:
+            forms = self._forms(engine)  # what has no engine at the moment may come to this one
+            self._unload(engine, used.get((id(forms), engine), set()) | used.get((id(forms), None), set()))
+        self._pause = looked // _PLACES_A_TICK
 
-    def _unload(self, engine: EngineState) -> None:
-        forms = self._lifecycle.models.at(engine.model_index).forms
-        used: set[int] = set()
-        for place in self._places(forms):
-            mine = self.keep(place)
-            if place.engine in (engine, None):  # what has no engine at the moment may come to this one
-                used |= mine
+    def _forms(self, engine: EngineState) -> list[ServedModel]:
+        return self._lifecycle.models.at(engine.model_index).forms
+
+    @staticmethod
+    def _unload(engine: EngineState, used: set[int]) -> None:
         left = tuple(adapter for adapter in engine.spec.retiring if adapter.number in used)
         for adapter in engine.spec.retiring:
             if adapter not in left:

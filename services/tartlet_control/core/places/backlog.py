@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tartlet_control.batching.batcher import Batcher, layer_tokens
-from tartlet_control.core.places.memory import all_queues
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.programs import CommandQueue, Place
 
@@ -23,14 +22,15 @@ def waiting_s(
             again counts too. Engines of one model share those that may go to any of them.
     """
     tokens = 0.0
-    for queue, lacking in list(stalled.items()):
+    for queue, lacking in list(stalled.items()):  # copies: the core's thread may change what is walked over
         if lacking is engine:
             tokens += layer_tokens(list(queue.pending))
     for place in list(suspended):
-        ours = place.model.engines
-        if place.kept_on is engine or (place.kept_on is None and engine in ours):
-            own = sum(layer_tokens(list(queue.pending)) for queue in all_queues(place))
-            if place.kept_on is None and place.recovery is not None:
-                own += place.recovery.need[0] * engine.spec.page_size
-            tokens += own if place.kept_on is engine else own / len(ours)
+        ours, kept_on, recovery = place.model.engines, place.kept_on, place.recovery
+        if kept_on is engine or (kept_on is None and engine in ours):
+            queues = [queue for queue in list(place.program.queues.values()) if queue.place is place]
+            own = sum(layer_tokens(list(queue.pending)) for queue in queues)
+            if kept_on is None and recovery is not None:
+                own += recovery.need[0] * engine.spec.page_size
+            tokens += own if kept_on is engine else own / max(1, len(ours))
     return batcher.waiting_s + (batcher.work_s(round(tokens)) if tokens else 0.0)
