@@ -74,7 +74,7 @@ _CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     # despite its name, the time that one attempt may take: distant servers answer after several round trips
     ("grpc.min_reconnect_backoff_ms", 3_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 300),
     ("grpc.use_local_subchannel_pool", 1),  # one connection a channel, so that one slow stream can't stall another's
 )
 

@@ -32,7 +32,7 @@ from tartlet_runtime.program.program import Program
 
 log = logging.getLogger(__name__)
 
-BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+BACKOFF_S = (0.05, 0.1, 0.2, 0.3)  # by attempt; the last repeats
 HELLO_TIMEOUT_S = 5.0
 BEAT_EVERY_S = 0.25
 _STARTS_BESIDE_COMMANDS = 16  # so that a full frame of commands stays below the message limit, as with
