@@ -28,14 +28,14 @@ MOST_BYTES: Final = 45 << 20
 """A checkout of 14 MiB and the bundle travel together, and 64 MiB is a usual limit."""
 PACKAGES: Final = (
     "annotated-types", "apache-tvm-ffi", "certifi", "charset-normalizer", "flashinfer-python",
-    "googleapis-common-protos", "grpcio", "idna", "nvidia-ml-py", "opentelemetry-api",
+    "googleapis-common-protos", "grpcio", "idna", "llguidance", "msgspec", "nvidia-ml-py", "opentelemetry-api",
     "opentelemetry-exporter-otlp-common", "opentelemetry-exporter-otlp-proto-common",
     "opentelemetry-exporter-otlp-proto-grpc", "opentelemetry-exporter-prometheus", "opentelemetry-proto",
     "opentelemetry-sdk", "opentelemetry-semantic-conventions", "protobuf", "pydantic", "pydantic-core", "redis",
     "requests", "tqdm", "typing-extensions", "typing-inspection", "urllib3", "wasmtime",
 )  # fmt: skip
 """What the GPU machine lacks, or has at other versions."""
-_GLIBC: Final = (28, 27, 24, 17, 12, 5)
+_GLIBC: Final = (31, 28, 27, 24, 17, 12, 5)
 _KERNELS: Final = re.compile(
     r"(batch_(decode|prefill|attention|pod)|page|norm|rope|sampling|quantization|single_|tvm_ffi|flashinfer_)"
 )
@@ -60,8 +60,8 @@ def locked(names: Sequence[str], texts: Sequence[str]) -> str:
     return "\n".join(found[name] for name in names)
 
 
-def needed(name: str) -> bool:
-    """Tell whether the proof needs a file of a wheel.
+def needed(name: str, *, compiles: bool = True) -> bool:
+    """Tell whether the proof needs a file of a wheel; `compiles`: the GPU machine is to compile modules.
 
     Example:
         >>> needed("flashinfer/decode.py"), needed("flashinfer/data/cutlass/x.h"), needed("wasmtime/_ffi.py")
@@ -75,6 +75,8 @@ def needed(name: str) -> bool:
         return path.suffix in {".py", ".pyi", ".json", ".txt", ".jinja"}
     if inner[1:2] in (["include"], ["spdlog"]):
         return True
+    if inner[1:2] == ["cccl"]:  # CUDA 13.0's own lacks what FlashInfer's sources use
+        return compiles
     return inner[1:2] == ["csrc"] and len(inner) == 3 and bool(_KERNELS.match(path.name))
 
 
@@ -103,8 +105,9 @@ def assemble(wheels: Sequence[Path], aot: Path | None, target: Path) -> None:
     """Unpack wheels into `target`, without what isn't needed, and add modules that were built ahead of time."""
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as packed:
-            for name in filter(needed, packed.namelist()):
-                packed.extract(name, target)
+            for name in packed.namelist():
+                if needed(name, compiles=aot is None):
+                    packed.extract(name, target)
     if aot:
         shutil.copytree(aot, target / "flashinfer" / "data" / "aot", dirs_exist_ok=True)
     # The guest's name in the cache says which componentize-py built it, and the runtime names its own release.

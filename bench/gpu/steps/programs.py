@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -44,7 +45,9 @@ def run(record: Record) -> None:
 
 def _bare(path: Path, device: str, programs: tuple[int, ...]) -> dict[int, float]:
     pages = max(programs) * -(-(PROMPT_TOKENS + NEW_TOKENS) // 16)
-    engine = load_engine(path, device=device, num_pages=pages, num_embeds=max(programs) * (PROMPT_TOKENS + 2) + 64)
+    embeds = max(programs) * (PROMPT_TOKENS + 2) + 64
+    buckets = _words(programs) if device.startswith("cuda") else ""
+    engine = load_engine(path, device=device, num_pages=pages, num_embeds=embeds, graph_buckets=buckets)
     prompt = [10 + i * 7 % 200 for i in range(PROMPT_TOKENS)]
     found = {}
     for count in programs:
@@ -61,7 +64,7 @@ def _bare(path: Path, device: str, programs: tuple[int, ...]) -> dict[int, float
 async def _through(path: Path, record: Record, programs: tuple[int, ...]) -> dict[int, float]:
     source = tartlet.Source.from_file(guest(record))
     found = {}
-    async with connected(model=path, flags={"worker": worker_flags(record)}) as client:
+    async with connected(model=path, flags={"worker": worker_flags(record, programs)}) as client:
         await decode(client, source, 1, "ahead")
         for count in programs:
             times = [(await decode(client, source, count, "ahead"))[0] for _ in range(ROUNDS)]
@@ -74,8 +77,21 @@ def guest(record: Record) -> Path:
     return (guests() or build(record.scratch / "guests"))["decode"]
 
 
-def worker_flags(record: Record) -> list[str]:
-    """Return the flags of a stack's worker on this machine."""
+def _words(buckets: Sequence[int]) -> str:
+    return ",".join(map(str, buckets))
+
+
+def worker_flags(record: Record, buckets: Sequence[int]) -> list[str]:
+    """Return the flags of a stack's worker on this machine, whose graphs have so many rows."""
     if record.rehearse:
         return ["--kv-memory-bytes", str(64 << 20)]
-    return ["--device", record.device, "--dtype", "bfloat16", "--kv-memory-bytes", str(8 << 30)]
+    return [
+        "--device",
+        record.device,
+        "--dtype",
+        "bfloat16",
+        "--kv-memory-bytes",
+        str(8 << 30),
+        "--graph-buckets",
+        _words(buckets),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -21,9 +22,12 @@ def run(record: Record) -> None:
     command = [sys.executable, "-m", "pytest", *chosen, "-q", f"--junitxml={report}", "-p", "no:cacheprovider"]
     # Warnings of another torch or Triton are no failures here.
     command += ["-W", "default", "--timeout=60"]
+    if not record.rehearse and importlib.util.find_spec("xdist"):  # most of the time goes to compiling kernels
+        command += ["-n", str(min(8, os.cpu_count() or 1))]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
+    sys.stdout.write(done.stdout)  # the step's log has the whole text
     record.note(rc=done.returncode, tail=done.stdout[-3000:])
     if report.exists():
         cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314 - our own file

@@ -20,7 +20,13 @@ from torch import Tensor
 
 from tartlet_worker.attention.base import Attention, AttentionBatch, StaticRows, cut
 from tartlet_worker.attention.flashinfer_modules import CORE_GROUPS, SEEN_OPTIONS, seen_arguments
-from tartlet_worker.attention.flashinfer_static import FlashInferStatic, Shared, StaticLists
+from tartlet_worker.attention.flashinfer_static import (
+    FlashInferStatic,
+    ListPages,
+    Shared,
+    StaticLists,
+    list_by_torch,
+)
 from tartlet_worker.attention.seen_rows import SeenRows
 from tartlet_worker.attention.shape import Shape, Shapes, classify
 from tartlet_worker.checkpoints.model_config import ModelConfig
@@ -235,7 +241,17 @@ class FlashInfer:
             with torch.inference_mode(mode=False):
                 indices = torch.zeros(rows.pages.numel(), dtype=torch.int32, device=self._device)
             self._shared = Shared(indices)
-        return FlashInferStatic(rows, self._windows, self._shared, self._decode_wrapper, self._plan_static)
+        return FlashInferStatic(
+            rows, self._windows, self._shared, self._decode_wrapper, self._plan_static, self._lister()
+        )
+
+    def _lister(self) -> ListPages:
+        """Return what lists pages on the device: one kernel of Triton's where the rest is Triton's."""
+        if self._rest.name != "triton":
+            return list_by_torch
+        from tartlet_worker.attention import triton_lists
+
+        return triton_lists.fill
 
     def _plan_static(self, wrapper: Any, window: int | None, lists: StaticLists, *, again: bool) -> None:
         """Plan a graph's wrapper. Its first plan chooses kernels and sends the lists; later ones send only a plan."""

@@ -39,6 +39,36 @@ class Plan(Protocol):
         """Plan; `again`: the wrapper was planned before, so it has its kernels, and the lists lie in its buffers."""
 
 
+class ListPages(Protocol):
+    """Lists the pages of N rows on the device, one row's behind another's."""
+
+    def __call__(
+        self, position: Tensor, pages: Tensor, indptr: Tensor, last_page: Tensor, indices: Tensor, page_size: int
+    ) -> None:
+        """Fill lists from pages [N, width] of rows whose last column is at `position` [N]; all are int32.
+
+        Args:
+            position: [N].
+            pages: [N, width].
+            indptr: [N + 1] takes the ends of the rows' lists; its first number is 0 and stays.
+            last_page: [N] takes the columns of the rows' last pages.
+            indices: [total] takes the lists.
+            page_size: in columns.
+        """
+
+
+def list_by_torch(
+    position: Tensor, pages: Tensor, indptr: Tensor, last_page: Tensor, indices: Tensor, page_size: int
+) -> None:
+    """See `ListPages`."""
+    number = position // page_size + 1
+    torch.cumsum(number, 0, dtype=torch.int32, out=indptr[1:])
+    torch.add(position % page_size, 1, out=last_page)
+    row = torch.repeat_interleave(torch.arange(len(pages), device=pages.device), number, output_size=len(indices))
+    rank = torch.arange(len(indices), device=row.device) - indptr[row]
+    indices.copy_(pages[row, rank])
+
+
 class FlashInferStatic:
     """`StaticDecode` by FlashInfer, for one number of rows. Each window of the model has a wrapper and a plan."""
 
@@ -49,6 +79,7 @@ class FlashInferStatic:
         shared: Shared,
         wrap: Callable[..., Any],
         plan: Plan,
+        list_pages: ListPages,
     ) -> None:
         """Make the wrappers.
 
@@ -58,15 +89,15 @@ class FlashInferStatic:
             shared: with the graphs of other numbers of rows.
             wrap: makes a decode wrapper of its buffers.
             plan: plans a wrapper.
+            list_pages: lists the rows' pages.
         """
-        self._rows, self._shared, self._plan = rows, shared, plan
+        self._rows, self._shared, self._plan, self._list = rows, shared, plan, list_pages
         count, device = len(rows.position), rows.pages.device
         self._captured: dict[int | None, list[int]] = {}
         self._wrappers = {}
         with torch.inference_mode(mode=False):
             self._indptr = torch.zeros(count + 1, dtype=torch.int32, device=device)
             self._last_page = torch.ones(count, dtype=torch.int32, device=device)
-            self._row = torch.arange(count, device=device)
             for window in windows:
                 made = wrap(
                     use_cuda_graph=True,
@@ -106,14 +137,8 @@ class FlashInferStatic:
 
     def _list_pages(self, total: int) -> Tensor:
         """Fill the wrappers' buffers, which all windows share, by the rows' positions; return the list [total]."""
-        position, size = self._rows.position, self._rows.page_size
-        number = position // size + 1
-        torch.cumsum(number, 0, dtype=torch.int32, out=self._indptr[1:])
-        torch.add(position % size, 1, out=self._last_page)
-        row = torch.repeat_interleave(self._row, number, output_size=total)
-        rank = torch.arange(total, device=row.device) - self._indptr[row]
-        indices = self._shared.indices[:total]
-        indices.copy_(self._rows.pages[row, rank])
+        rows, indices = self._rows, self._shared.indices[:total]
+        self._list(rows.position, rows.pages, self._indptr, self._last_page, indices, rows.page_size)
         return indices
 
     def start(self) -> None:

@@ -94,8 +94,10 @@ def attend(
     source = tl.load(told + 4)
     mask_row = tl.load(told + 5)
     over_table = source < 0
-    table = tl.where(over_table, -1 - source, 0).to(tl.int64)
     row_of_list = tl.where(over_table, 0, source).to(tl.int64)
+    row_of_pages = listed + row_of_list * listed_width
+    if over_table:
+        row_of_pages = tables + (-1 - source).to(tl.int64) * table_width
 
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row = tl.arange(0, ROWS)
@@ -127,21 +129,19 @@ def attend(
         for low in range(start, tl.minimum(start + RUN, end), BLOCK):
             column = low + tl.arange(0, BLOCK)
             inside = column < columns
-            if over_table:
-                page = tl.load(tables + table * table_width + column // PAGE, mask=inside, other=0).to(tl.int64)
-                position = column
-            else:
-                page = tl.load(listed + row_of_list * listed_width + column // PAGE, mask=inside, other=0).to(tl.int64)
-                position = tl.load(positions + row_of_list * listed_width * PAGE + column, mask=inside, other=0)
+            # No branch may hold a load here: Triton reads blocks ahead, and past a run's end it takes the other branch.
+            page = tl.load(row_of_pages + column // PAGE, mask=inside, other=0).to(tl.int64)
+            written = row_of_list * listed_width * PAGE + column
+            position = tl.load(positions + written, mask=inside & (source >= 0), other=0)
+            position = tl.where(over_table, column, position)
             place = ((page * KV_HEADS + head) * PAGE + column % PAGE) * DIM
             seen = (position[None, :] <= at[:, None]) & inside[None, :]
             if MASKS:
-                if mask_row >= 0:
-                    line = (mask_row + token).to(tl.int64) * listed_width * PAGE
-                    allowed = tl.load(
-                        masks + line[:, None] + column[None, :], mask=alive[:, None] & inside[None, :], other=0
-                    )
-                    seen = (allowed != 0) & inside[None, :]
+                masked = mask_row >= 0
+                line = (mask_row + token).to(tl.int64) * listed_width * PAGE
+                marked = alive[:, None] & inside[None, :] & masked
+                allowed = tl.load(masks + line[:, None] + column[None, :], mask=marked, other=0)
+                seen = tl.where(masked, (allowed != 0) & inside[None, :], seen)
             if WINDOW:
                 seen = seen & (at[:, None] - position[None, :] < window)
             readable = inside[None, :] & (dim < DIM)[:, None]

@@ -25,16 +25,14 @@ class FeedForward(Protocol):
 
 
 class Gated:
-    """down(act(gate(x)) * up(x)), with SiLU, or for Gemma an approximate GELU."""
+    """down(act(gate(x)) * up(x)); `gate` is `Pointwise.gate`."""
 
-    def __init__(self, gate_up: Linear, down: Linear, *, gelu: bool) -> None:
-        self._gate_up, self._down, self._gelu = gate_up, down, gelu
+    def __init__(self, gate_up: Linear, down: Linear, gate: Callable[[Tensor], Tensor]) -> None:
+        self._gate_up, self._down, self._gate = gate_up, down, gate
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `FeedForward`."""
-        gate, up = self._gate_up(x).chunk(2, -1)
-        bent = F.gelu(gate, approximate="tanh") if self._gelu else F.silu(gate)
-        return self._down(bent * up)
+        return self._down(self._gate(self._gate_up(x)))
 
 
 class Experts:
@@ -133,6 +131,7 @@ def feed_forward(
     config: ModelConfig,
     layer: int,
     linear: Callable[..., Linear],
+    gate: Callable[[Tensor], Tensor],
     stacked: Callable[[list[tuple[str, ...]]], Tensor] | None = None,
 ) -> FeedForward:
     """Make the feed-forward part of a layer.
@@ -141,12 +140,13 @@ def feed_forward(
         config: of the model.
         layer: its number.
         linear: loads a multiplication of tensors, by their names in the layer, rows below each other.
+        gate: see `Pointwise.gate`.
         stacked: loads such tensors of several multiplications as one, [multiplications, out, in]; None: each expert is
             to be a multiplication of its own.
     """
 
     def gated(prefix: str) -> Gated:
-        return Gated(linear(f"{prefix}gate_proj", f"{prefix}up_proj"), linear(f"{prefix}down_proj"), gelu=config.gemma)
+        return Gated(linear(f"{prefix}gate_proj", f"{prefix}up_proj"), linear(f"{prefix}down_proj"), gate)
 
     if not config.is_sparse(layer):
         return gated("mlp.")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tartlet_worker.checkpoints.model_config import ModelConfig
+from tartlet_worker.models.pointwise import Pointwise, TorchPointwise, rms_norm
 from tartlet_worker.models.rope import rotate
 
 
@@ -25,6 +26,9 @@ class Places:
 class KvStore(Protocol):
     """Norms and rotates queries and keys, and stores keys and values in their pages."""
 
+    pointwise: Pointwise
+    """The layers' other operations between multiplications, made in the same way."""
+
     def store(self, qkv: Tensor, norms: tuple[Tensor, Tensor] | None, places: Places, kv: Tensor) -> Tensor:
         """Store the keys and values of one layer.
 
@@ -39,23 +43,12 @@ class KvStore(Protocol):
         """
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale x [..., D] to unit mean square, in float32; round to x's dtype, then apply the weight [D]."""
-    wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
-def shifted_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale x [..., D] to unit mean square and by 1 + weight [D], in float32; then round to x's dtype (Gemma)."""
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * (1 + weight.float())).to(x.dtype)
-
-
 class TorchStore:
     """Storing by torch's operations, on any device."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._c = config
+        self.pointwise = TorchPointwise(config)
 
     def store(self, qkv: Tensor, norms: tuple[Tensor, Tensor] | None, places: Places, kv: Tensor) -> Tensor:
         """See `KvStore.store`."""

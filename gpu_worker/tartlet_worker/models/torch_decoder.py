@@ -21,7 +21,7 @@ from tartlet_worker.csr import Ints
 from tartlet_worker.engine import ignore_computing
 from tartlet_worker.models.base import Decoder, ForwardPlan
 from tartlet_worker.models.feed_forward import Experts, FeedForward, feed_forward, groups
-from tartlet_worker.models.kv_store import KvStore, Places, TorchStore, rms_norm, shifted_rms_norm
+from tartlet_worker.models.kv_store import KvStore, Places, TorchStore
 from tartlet_worker.models.linear import Linear, make_linear
 from tartlet_worker.models.lora import Adapters
 from tartlet_worker.models.rope import RopeTable
@@ -72,7 +72,6 @@ class TorchDecoder(Decoder):
         self.passes = 0  # through the layers so far
         self.computing: Callable[[], None] = ignore_computing
         """Called when the long part of a pass begins: on a CPU at its start, elsewhere once it is queued."""
-        self._norm = shifted_rms_norm if config.gemma else rms_norm
         self._layers = [self._load_layer(reader, i) for i in range(config.layers)]
         if self.adapters is not None:
             for adapter in adapters or ():
@@ -128,7 +127,7 @@ class TorchDecoder(Decoder):
             k_norm=norm("self_attn.k_norm") if self.config.qk_norm else None,
             out=linear("self_attn.o_proj"),
             post_norm=norm("post_attention_layernorm"),
-            ffn=feed_forward(self.config, i, linear, stacked if grouped else None),
+            ffn=feed_forward(self.config, i, linear, self._gate, stacked if grouped else None),
             window=self.config.windows[i],
         )
 
@@ -169,17 +168,23 @@ class TorchDecoder(Decoder):
         self, x: Tensor, places: Places, attend: Callable[[Tensor, Tensor, int | None], Tensor], pools: Pools
     ) -> Tensor:
         """Pass T tokens x [T, dim] through all layers; `attend` takes queries, a layer's pages and its window."""
+        pointwise, more = self._kv_store.pointwise, None
         for i, layer in enumerate(self._layers):
-            h = self._norm(x, layer.input_norm, self.config.norm_eps)
+            if more is None:
+                h = pointwise.norm(x, layer.input_norm)
+            else:
+                x, h = pointwise.add_norm(x, more, layer.input_norm)
             q = self._store(layer, h, places, pools.kv[i])
-            x = x + layer.out(attend(q, pools.kv[i], layer.window))
-            h = self._norm(x, layer.post_norm, self.config.norm_eps)
-            x = x + layer.ffn(h)
-        return x
+            x, h = pointwise.add_norm(x, layer.out(attend(q, pools.kv[i], layer.window)), layer.post_norm)
+            more = layer.ffn(h)
+        return x if more is None else x + more
 
     def normed(self, x: Tensor) -> Tensor:
         """Return the last hidden states [T, dim], as the pool's embeds hold them."""
-        return self._norm(x, self._final_norm, self.config.norm_eps)
+        return self._kv_store.pointwise.norm(x, self._final_norm)
+
+    def _gate(self, gate_up: Tensor) -> Tensor:
+        return self._kv_store.pointwise.gate(gate_up)
 
     def _store(self, layer: DecoderLayer, h: Tensor, places: Places, kv: Tensor) -> Tensor:
         """Store keys and values in the pool's layer; return rotated queries [T, heads, head_dim]."""

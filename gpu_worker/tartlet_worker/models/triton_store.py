@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.models.kv_store import Places
+from tartlet_worker.models.triton_pointwise import TritonPointwise
 
 HEADS_A_PROGRAM = 1
 """Heads that one program takes on a device. In Triton's interpreter programs run in turn, so one takes all heads."""
@@ -84,6 +85,7 @@ class TritonStore:
 
     def __init__(self, config: ModelConfig) -> None:
         self._c = config
+        self.pointwise = TritonPointwise(config)
 
     def store(self, qkv: Tensor, norms: tuple[Tensor, Tensor] | None, places: Places, kv: Tensor) -> Tensor:
         """See `KvStore.store`."""
