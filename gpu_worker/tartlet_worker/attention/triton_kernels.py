@@ -95,6 +95,7 @@ def attend(
     mask_row = tl.load(told + 5)
     over_table = source < 0
     row_of_list = tl.where(over_table, 0, source).to(tl.int64)
+    listed_columns = tl.where(over_table, 0, columns)
     row_of_pages = listed + row_of_list * listed_width
     if over_table:
         row_of_pages = tables + (-1 - source).to(tl.int64) * table_width
@@ -132,16 +133,16 @@ def attend(
             # No branch may hold a load here: Triton reads blocks ahead, and past a run's end it takes the other branch.
             page = tl.load(row_of_pages + column // PAGE, mask=inside, other=0).to(tl.int64)
             written = row_of_list * listed_width * PAGE + column
-            position = tl.load(positions + written, mask=inside & (source >= 0), other=0)
+            position = tl.load(positions + written, mask=column < listed_columns, other=0)
             position = tl.where(over_table, column, position)
             place = ((page * KV_HEADS + head) * PAGE + column % PAGE) * DIM
             seen = (position[None, :] <= at[:, None]) & inside[None, :]
             if MASKS:
-                masked = mask_row >= 0
+                masked = mask_row + tl.zeros([ROWS], tl.int32) >= 0
                 line = (mask_row + token).to(tl.int64) * listed_width * PAGE
-                marked = alive[:, None] & inside[None, :] & masked
+                marked = (alive & masked)[:, None] & inside[None, :]
                 allowed = tl.load(masks + line[:, None] + column[None, :], mask=marked, other=0)
-                seen = tl.where(masked, (allowed != 0) & inside[None, :], seen)
+                seen = tl.where(masked[:, None], marked & (allowed != 0), seen)
             if WINDOW:
                 seen = seen & (at[:, None] - position[None, :] < window)
             readable = inside[None, :] & (dim < DIM)[:, None]
