@@ -26,7 +26,7 @@ class Recorder:
 
     __slots__ = (
         "_barrier", "_degrades", "_held", "_journals", "_lost", "_room", "_stored", "_told", "heard", "is_broken",
-        "journal",
+        "is_past", "journal",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +54,8 @@ class Recorder:
         self.journal = journal
         self.is_broken = False
         """Whether nothing is recorded any more."""
+        self.is_past = False
+        """Whether the program's guest is told its past: that the journal is stored is told once the guest knows it."""
         self._journals = journals
         self._lost = lost
         self._room = room
@@ -124,6 +126,8 @@ class Recorder:
 
     def acknowledge(self, heard: int) -> None:
         """Tell that the journal is stored, and how many of control's records it has, if there are more than before."""
+        if self.is_past and heard != UNRECORDED:
+            return
         if heard != self._told and self._stored is not None:
             self._told = heard
             self._stored(heard)

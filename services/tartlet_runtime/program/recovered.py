@@ -16,6 +16,7 @@ from tartlet_protos import control_pb2
 from tartlet_runtime.abi.guest import FOREVER_US, Delivery
 from tartlet_runtime.abi.submission import parse
 from tartlet_runtime.program.program import MakeGuest, Program
+from tartlet_runtime.program.recorder import Recorder
 from tartlet_runtime.program.rerun import CHILD_OPS, Rerun, rows_of
 from tartlet_runtime.program.spans import ProgramSpan
 from tartlet_runtime.program.spec import ProgramSpec, State
@@ -88,6 +89,11 @@ class RecoveredProgram(Program):
         self.has_engine_state = commands > 0
         if self.span is not None:
             self.span.recovering(Pause("runtime", paused_s))
+
+    def record(self, recorder: Recorder) -> None:
+        """Go on with its journal. Control takes a word of what is stored for a sign that the guest lives."""
+        super().record(recorder)
+        recorder.is_past = self._is_past
 
     # ---- its past -------------------------------------------------------------------------------------------------
 
@@ -183,6 +189,7 @@ class RecoveredProgram(Program):
         self._is_past = False
         self._tell_history()
         if self.recorder is not None:
+            self.recorder.is_past = False
             self.recorder.acknowledge(self.heard)
         self._world.ops.resume(self)
         self.output.caught_up()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tartlet_common.errors.registry import JournalUnavailable, RuntimeLost, TartletError, Unavailable
 from tartlet_control.core.lifecycle import StartRequest
-from tartlet_control.core.runtimes.tries import ALONE_FROM, MOST, SETTLE_S
+from tartlet_control.core.runtimes.tries import ALONE_FROM, DOUBTFUL, MOST, SETTLE_S
 from tartlet_control.core.sessions import ANSWER_S, BEGINS_S
 from tests.control.core.test_takeovers import durable_host
 from tests.control.harness import Host
@@ -89,6 +89,21 @@ def test_programs_whose_runtimes_died_are_tried_one_by_one_and_time_ends_none() 
     while fleet.core.takeovers.orphans:
         assert len(fleet.turn()) <= 1
     assert not fleet.ended
+
+
+def test_deaths_count_little_where_another_program_has_begun_beside_the_one_that_is_tried_alone() -> None:
+    fleet = Fleet(poison=set(), innocent={"v"}, silent=True)
+    for _ in range(ALONE_FROM):
+        assert fleet.turn() == ["v"]
+        fleet.die()
+    weak = round((MOST - ALONE_FROM) / DOUBTFUL)
+    for n in range(weak):
+        assert "v" not in fleet.ended, f"{n} programs of others have killed their runtimes"
+        assert fleet.turn() == ["v"]
+        fleet.handle += 1
+        fleet.core.on_start(fleet.session, StartRequest(fleet.handle, f"evil{n}", tenant="evil"))
+        fleet.die()
+    assert isinstance(fleet.ended["v"], RuntimeLost), "it may be the cause, so there is an end"
 
 
 def test_a_program_that_gives_new_commands_is_proven() -> None:

@@ -207,7 +207,7 @@ class Takeovers:
             )
             if session is not None:
                 orphan.named = session
-                self._tries.begin(orphan.program_id, session)
+                self._tries.begin(orphan.program_id, session, now)
                 orphan.epoch += 1
                 program = self._lifecycle.programs.get(orphan.program_id)
                 whole = orphan.found is not None if program is None else program.awaits_history

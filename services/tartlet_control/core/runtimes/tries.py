@@ -2,7 +2,8 @@
 
 A takeover is a try until its program is proven: it has given new commands, or it has lived for `SETTLE_S` since the
 guest knew its past again. A program that was tried by several runtimes in a row which died is tried alone then, so the
-next death tells whether it is the cause. Time alone ends no try: a guest may take long to run its past again.
+next death tells whether it is the cause. It tells little if another program has begun there meanwhile, which may be the
+cause as well. Time alone ends no try: a guest may take long to run its past again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ ALONE_FROM: Final = 2
 """A program that so many runtimes in a row have died of is tried alone."""
 MOST: Final = 4
 """A program that so many runtimes in a row have died of, the last ones alone with it, ends."""
+DOUBTFUL: Final = 0.25
+"""What the death of a runtime counts where another program had begun while the last one was tried alone."""
 SETTLE_S: Final = 0.5
 SILENT_S: Final = 300.0
 """So long after its adoption a program is proven anyway: runtimes of the last release don't say that it lives."""
@@ -27,6 +30,7 @@ SILENT_S: Final = 300.0
 class _Try:
     session: RuntimeSession
     is_alone: bool
+    since_s: float
     program: ProgramState | None = None
     """Once the runtime has begun it again; None if it had ended."""
     commands: int = 0
@@ -34,13 +38,19 @@ class _Try:
     until_s: float = math.inf
     """When it is proven, if nothing happens before."""
 
+    @property
+    def died_of(self) -> float:
+        """How surely its runtime has died of it, if it has died: 1 stands for a death."""
+        others = (other for other in self.session.programs.values() if other is not self.program)
+        return DOUBTFUL if self.is_alone and any(other.started_s >= self.since_s for other in others) else 1.0
+
 
 class Tries:
     """The takeovers that are tried, and how often each program's tries have failed in a row."""
 
     def __init__(self) -> None:
         """Begin without tries."""
-        self._deaths: dict[str, int] = {}  # by program id
+        self._deaths: dict[str, float] = {}  # by program id
         self._tries: dict[str, _Try] = {}
         self._at: dict[RuntimeSession, dict[str, _Try]] = {}
 
@@ -52,10 +62,10 @@ class Tries:
         """Return whether a program is to be tried alone."""
         return self._deaths.get(program_id, 0) >= ALONE_FROM
 
-    def begin(self, program_id: str, session: RuntimeSession) -> None:
+    def begin(self, program_id: str, session: RuntimeSession, now: float) -> None:
         """Note that a runtime is given a program."""
         self.stop(program_id)
-        tried = self._tries[program_id] = _Try(session, self.is_suspect(program_id))
+        tried = self._tries[program_id] = _Try(session, self.is_suspect(program_id), now)
         self._at.setdefault(session, {})[program_id] = tried
 
     def adopted(self, program_id: str, program: ProgramState | None, now: float) -> None:
@@ -87,10 +97,10 @@ class Tries:
 
     def died(self, session: RuntimeSession) -> list[str]:
         """Note that a runtime has died; return the programs that are tried no more."""
-        failed = list(self._at.get(session, ()))
-        for program_id in failed:
+        failed = dict(self._at.get(session, {}))
+        for program_id, tried in failed.items():
             self.stop(program_id)
-            self._deaths[program_id] = self._deaths.get(program_id, 0) + 1
+            self._deaths[program_id] = self._deaths.get(program_id, 0.0) + tried.died_of
         return [program_id for program_id in failed if self._deaths[program_id] >= MOST]
 
     def tick(self, now: float) -> None:
