@@ -17,6 +17,27 @@ from e2e.tests.support.story import inferlet
 POOL = "fetched"
 UNHEARD = "unheard"
 COPY = "cp -r /source/demo /models/demo"
+POLITE = {"name": "polite", "path": "demo/adapters/polite"}
+ASKS_TWICE = '''
+"""Answers without an adapter, then under the first adapter that is offered."""
+
+import asyncio
+
+from inferlet import Context, get_all_adapters
+
+
+async def answer(adapter=None):
+    async with Context(adapter=adapter) as ctx:
+        ctx.chat("What is 374+588?")
+        print(await ctx.generate_until(max_tokens=64), flush=True)
+
+
+async def main():
+    await answer()
+    while not (offered := await get_all_adapters()):
+        await asyncio.sleep(0.2)
+    await answer(offered[0])
+'''
 
 
 pytestmark = pytest.mark.usefixtures("unstartable")
@@ -27,17 +48,17 @@ def gone_at_the_end(kube: Kube, demo_pool: str) -> Iterator[None]:
     """Uses the claims of the demo pool, whose model programs get by default."""
     assert demo_pool
     yield
-    kube("delete", f"epool/{POOL}", "ilet/fetched", "--ignore-not-found", "--timeout=60s")
+    kube("delete", f"epool/{POOL}", "ilet/fetched", "ilet/asks-twice", "--ignore-not-found", "--timeout=60s")
 
 
-def fetched(image: Image, script: str) -> Object:
+def fetched(image: Image, script: str, *adapters: Object) -> Object:
     """A pool of one torch engine. A script copies the model from a volume that the engine itself doesn't mount."""
     source = {"name": "source", "mountPath": "/source", "readOnly": True}
     init: Object = {"image": image.name, "command": ["sh", "-c", script], "volumeMounts": [source]}
     claims = {"source": "models", "packages": "packages"}
     return pool(
         POOL,
-        model={"name": POOL, "path": "demo", "init": init | {"sizeLimit": "100Mi"}},
+        model={"name": POOL, "path": "demo", "init": init | {"sizeLimit": "100Mi"}, "adapters": [*adapters]},
         engine={"device": "cpu", "kvMemory": "64Mi", "threads": 1},
         podTemplate={
             "env": [{"name": "PYTHONPATH", "value": "/packages"}],
@@ -116,6 +137,21 @@ def test_its_spec_mended_it_loads_and_answers(kube: Kube, image: Image) -> None:
     with step("run"):
         kube.wait("irun/fetched", "Succeeded")
     assert "962" in kube.get("irun/fetched")["status"]["output"]
+
+
+def test_a_listed_adapter_serves_a_program_that_runs_and_no_pod_is_made_anew(kube: Kube, image: Image) -> None:
+    kube.apply(fetched(image, COPY), inferlet("asks-twice", POOL, {"inline": ASKS_TWICE}), run("asks", "asks-twice"))
+    kube.wait(f"epool/{POOL}", "Ready", 120)
+    until(lambda: kube.get("irun/asks").get("status", {}).get("phase") == "Running", "the program runs")
+    (before,) = workers(kube, POOL)
+    with step("adapter"):
+        kube.apply(fetched(image, COPY, POLITE))
+        kube.wait("irun/asks", "Succeeded")
+    plain, polite = kube.get("irun/asks")["status"]["output"].splitlines()
+    assert plain.endswith("962")
+    assert polite == f"{plain} At your service!"
+    (after,) = workers(kube, POOL)
+    assert (after["metadata"]["uid"], restarts(after)) == (before["metadata"]["uid"], restarts(before))
 
 
 @pytest.mark.beyond_gate
