@@ -326,6 +326,8 @@ class Lifecycle:
                 del self._of_tenant[program.tenant]
             killed = program.killed is not None
             self.accounts.finish(program.tenant, program.belongs_to, program.account, killed=killed)
+            if settled is not None or killed:
+                self.names.ended(teller(program.id, program.run))
             if settled is not None:
                 self.store.leave(teller(program.id, program.run))
             journals, next_after = "", b""

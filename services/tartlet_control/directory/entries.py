@@ -14,12 +14,14 @@ from typing import Any, Final
 from tartlet_common.errors.base import TartletError
 from tartlet_control.order import book
 from tartlet_control.order.sizes import BUCKETS, MOST_RUNS, Sizes
-from tartlet_control.sharing.names import MAX_TOKENS, Key, Version, checked
+from tartlet_control.sharing.names import MAX_TOKENS, Done, Key, Version, checked
 from tartlet_control.sharing.reuse import root_of_rows, rows_of
 from tartlet_control.tables.lineage import chain
 
 NAMES: Final = "names"
 CONTEXTS: Final = "contexts"
+DONE: Final = "done"
+"""The last command of each program on each name."""
 HISTORIES: Final = "histories"
 PLACEMENTS: Final = "placements"
 PREFIXES: Final = "prefixes/"
@@ -62,12 +64,17 @@ def texts_of(field: bytes) -> tuple[str, str, str]:
     Raises:
         BadEntry: there are others.
     """
+    first, second, third = _texts(field, 3)
+    return first, second, third
+
+
+def _texts(field: bytes, count: int) -> list[str]:
     texts = _json(field)
-    if not isinstance(texts, list) or len(texts) != 3 or not all(isinstance(each, str) for each in texts):
-        raise BadEntry("the field isn't three texts")
+    if not isinstance(texts, list) or len(texts) != count or not all(isinstance(each, str) for each in texts):
+        raise BadEntry(f"the field isn't {count} texts")
     if max(map(len, texts)) > MAX_TEXT:
         raise BadEntry(f"a text is longer than {MAX_TEXT}")
-    return texts[0], texts[1], texts[2]
+    return texts
 
 
 # ---- names ----------------------------------------------------------------------------------------------------------
@@ -149,6 +156,22 @@ def version_of(key: Key, told: Named, value: bytes) -> Version:
         page_size=told.page_size,
         adapter=told.adapter,
     )
+
+
+def done(last: Done) -> bytes:
+    """Return the entry of a program's last command on a name."""
+    return _dump(last._asdict())
+
+
+def done_of(field: bytes, value: bytes) -> tuple[str, Key, Done]:
+    """Read the program, the name and the command of an entry.
+
+    Raises:
+        BadEntry: it is none.
+    """
+    program_id, *key = _texts(field, 4)
+    told = _mapping(value)
+    return program_id, Key(*key), Done(_whole(told, "ticket", 0, 1 << 62), _whole(told, "number", 0, 1 << 62))
 
 
 # ---- histories and placements ---------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tartlet_control.directory.entries import BadEntry, Named
 from tartlet_control.directory.store import Found
 from tartlet_control.order import book
 from tartlet_control.placement.view import Beginning
-from tartlet_control.sharing.names import MAX_NAMES, Key, Version
+from tartlet_control.sharing.names import MAX_NAMES, Done, Key, Version
 from tartlet_control.sharing.reuse import digests_of
 
 log = logging.getLogger("tartlet.control")
@@ -80,6 +80,7 @@ class Loader:
         self._recalled = recalled
         self._names: dict[bytes, bytes] = {}
         self._contexts: dict[bytes, bytes] = {}
+        self._done: dict[tuple[str, Key], Done] = {}
         self._context_bytes = 0
         self._rows: dict[str, list[bytes]] = {}
         self._num_rows = 0
@@ -99,6 +100,9 @@ class Loader:
         match section:
             case entries.NAMES:
                 self._hold(self._names, field, value)
+            case entries.DONE:
+                program_id, of, last = entries.done_of(field, value)
+                self._hold(self._done, (program_id, of), last)
             case entries.CONTEXTS:
                 self._context_bytes += len(value)
                 if self._context_bytes > MOST_CONTEXT_BYTES:
@@ -133,6 +137,9 @@ class Loader:
             await asyncio.sleep(0)  # a long context takes milliseconds
         for key, version in self._fitting(versions):
             self._core.names.put(key, version)
+        for (program_id, key), last in self._done.items():
+            if self._core.names.done(program_id, key) is None:
+                self._core.names.remember(program_id, key, last)
         self._core.placing.homes = self._homes
         log.info("the directory had %d names, and the places of %d programs", len(versions), len(self._homes))
 

@@ -58,26 +58,32 @@ class Mirror:
         """Note what changes in the core from now on."""
         self._core = core
         self._history = core.lifecycle.history
-        self._names, self._histories, self._programs = Changes(), Changes(), Changes()
+        self._names, self._done = Changes(), Changes()
+        self._histories, self._programs = Changes(), Changes()
         self._rows: dict[EngineState, Changes] = {}
         self._contexts: dict[Key, bytes] = {}
         """The digest of the tokens that were written last for each name."""
-        core.names.on_change = self._on_name
+        core.names.on_change, core.names.on_done = self._on_name, self._on_done
         self._history.on_change = self._histories.add
 
     def _on_name(self, key: Key, _: Version | None) -> None:
         self._names.add(key)
 
+    def _on_done(self, program_id: str, key: Key) -> None:
+        self._done.add((program_id, key))
+
+    def _all(self) -> tuple[Changes, ...]:
+        return self._names, self._done, self._histories, self._programs, *self._rows.values()
+
     @property
     def changed(self) -> bool:
         """Whether anything is noted."""
-        return any((self._names, self._histories, self._programs, *self._rows.values()))
+        return any(self._all())
 
     @property
     def overflown(self) -> bool:
         """Whether more has changed than is noted, so that everything must be written anew."""
-        noted = (self._names, self._histories, self._programs, *self._rows.values())
-        return any(changes.overflown for changes in noted)
+        return any(changes.overflown for changes in self._all())
 
     def look(self) -> list[str]:
         """Look which engines have come and gone. Returns the sections that nothing belongs into any more."""
@@ -105,6 +111,7 @@ class Mirror:
         names = self._names.take()
         yield from _parts(entries.CONTEXTS, filter(None, map(self._context, names)))
         yield from _parts(entries.NAMES, map(self._name, names))
+        yield from _parts(entries.DONE, map(self._last, self._done.take()))
         yield from _parts(entries.HISTORIES, map(self._sizes, self._histories.take()))
         yield from _parts(entries.PLACEMENTS, map(self._placement, self._programs.take()))
         for engine, changes in list(self._rows.items()):
@@ -114,14 +121,15 @@ class Mirror:
         """Yield all entries, in parts. Whatever changes meanwhile is noted."""
         self.look()
         core = self._core
-        for changes in (self._names, self._histories, self._programs, *self._rows.values()):
+        for changes in self._all():
             changes.take()
         self._contexts.clear()
-        names = [key for key, _ in core.names]
+        names, done = [key for key, _ in core.names], list(core.names.all_done())
         keys: list[book.Key | None] = [None, *self._history.keys]
         programs = [program_id for engine in core.engines.values() for program_id in engine.program_ids]
         yield from _parts(entries.CONTEXTS, filter(None, map(self._context, names)))
         yield from _parts(entries.NAMES, map(self._name, names))
+        yield from _parts(entries.DONE, map(self._last, done))
         yield from _parts(entries.HISTORIES, map(self._sizes, keys))
         yield from _parts(entries.PLACEMENTS, map(self._placement, programs))
         for engine in list(self._rows):
@@ -132,6 +140,12 @@ class Mirror:
     def _name(self, key: Key) -> Entry:
         version = self._core.names.find(key)
         return entries.texts_field(key), None if version is None else entries.named(version)
+
+    def _last(self, of: tuple[str, Key]) -> Entry:
+        """Return the entry of a program's last command on a name."""
+        program_id, key = of
+        last = self._core.names.done(program_id, key)
+        return entries.texts_field((program_id, *key)), None if last is None else entries.done(last)
 
     def _context(self, key: Key) -> Entry | None:
         """Return the entry of a name's tokens; None if the store has it."""

@@ -17,6 +17,7 @@ from tartlet_control.sharing.names import MAX_TOKENS, Key, Names, Version, check
 from tartlet_control.sharing.reuse import offer, root, rows_of
 from tartlet_control.tables.lineage import chain
 from tartlet_control.tables.programs import Place
+from tartlet_control.tables.shared.store import teller
 
 Told = tuple[int, int, bytes]
 """The numbers `a` and `b` of an answer, and its payload."""
@@ -50,7 +51,7 @@ class NameOps:
             version = self._names.take(key, place.program.id, self.now_s)
             place.program.imports[key] = version.rows
             return len(version.tokens), version.number, version.digest + version.tokens.tobytes()
-        self._names.drop(key)
+        self._names.drop(key, _who(place), command.ticket)
         return 0, 0, b""
 
     @property
@@ -78,7 +79,7 @@ class NameOps:
             tokens=values,
             digest=blake2b(values.tobytes(), digest_size=len(before), key=before).digest(),
             rows=chain(before, rows_of(tokens, place.model.spec.page_size)),
-            program_id=place.program.id,
+            program_id=_who(place),
             ticket=command.ticket,
             ttl_s=command.ttl_s or self._ttl_s,
             used_s=self.now_s,
@@ -106,3 +107,8 @@ class NameOps:
             raise InvalidArgument(argument="tokens", detail=f"{count} are more than the {line.length} of the table")
         offer(place, command.table)
         return line.tokens(0, count, place.model.spec.page_size)
+
+
+def _who(place: Place) -> str:
+    """Return what names the program's run: tickets begin anew with each run."""
+    return teller(place.program.id, place.program.run)

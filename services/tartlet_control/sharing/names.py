@@ -7,6 +7,9 @@ imported stays.
 
 A version holds tokens, not pages. The rows that hold them are in the trees of engines (`tables.prefixes`), where named
 rows go last. Where they are gone, whoever imports the name computes them, and leaves them there again.
+
+A program's last command on each name is remembered while the program runs. A program that didn't hear the answer before
+control died tells it again. Then nothing happens, whatever others have done with the name since.
 """
 
 from __future__ import annotations
@@ -24,6 +27,10 @@ MAX_NAMES: Final = 1024
 MAX_TOKENS: Final = 1 << 19
 """Tokens of one name: an answer holds them all."""
 MAX_NAME_BYTES: Final = 256
+MOST_DONE: Final = 1024
+"""Names of which a program's last command is remembered. A program has fewer answers on their way."""
+MOST_DOERS: Final = 1 << 16
+"""Programs of which commands are remembered."""
 _FIRST_PRINTABLE: Final = " "
 
 
@@ -35,6 +42,13 @@ class Key(NamedTuple):
     name: str
 
 
+class Done(NamedTuple):
+    """A command on a name that took effect: its ticket, and which version the name had then; 0: none."""
+
+    ticket: int
+    number: int
+
+
 @dataclass(slots=True)
 class Version:
     """What a name stands for.
@@ -44,7 +58,8 @@ class Version:
         tokens: of the context.
         digest: of the tokens, the model and the options under which they are computed (16 bytes).
         rows: the digests of the full rows.
-        program_id, ticket: the command that exported it, so that the command takes effect once.
+        program_id, ticket: the command that exported it, so that the command takes effect once. A program's next run
+            is another one here.
         ttl_s: seconds without use after which it ends; 0: never.
         used_s: when it was last exported or imported, in seconds since 1970.
         page_size: tokens of a row.
@@ -82,6 +97,9 @@ class Names:
         self._imported: dict[str, dict[Key, Version]] = {}  # by program
         self.on_change: Callable[[Key, Version | None], None] = _nothing
         """Called with a name that has a new version, was used, or (None) is gone."""
+        self._done: OrderedDict[str, OrderedDict[Key, Done]] = OrderedDict()
+        self.on_done: Callable[[str, Key], None] = _nothing
+        """Called with a program and a name of which the program's last command is another now, or forgotten."""
 
     def __len__(self) -> int:
         return sum(map(len, self._of_tenant.values()))
@@ -106,20 +124,25 @@ class Names:
         Raises:
             NameBudgetExceeded: the tenant's budget doesn't hold the version beside those that are in use.
         """
-        old = self.find(key)
+        old, before = self.find(key), self.done(made.program_id, key)
+        if old is not None and old.program_id == made.program_id and made.ticket <= old.ticket:
+            return old
+        if before is not None and made.ticket <= before.ticket:
+            made.number = max(1, before.number)
+            return made
+        if old is not None and old.digest == made.digest:
+            old.program_id, old.ticket, old.ttl_s = made.program_id, made.ticket, made.ttl_s
+            self._use(key, old, made.used_s)
+            self.remember(made.program_id, key, Done(made.ticket, old.number))
+            return old
         if old is not None:
-            again = old.program_id == made.program_id and made.ticket <= old.ticket
-            if again or old.digest == made.digest:
-                if not again:
-                    old.program_id, old.ticket, old.ttl_s = made.program_id, made.ticket, made.ttl_s
-                self._use(key, old, made.used_s)
-                return old
             made.number = old.number + 1
         self._make_room(key, len(made.tokens) - (0 if old is None else len(old.tokens)), int(old is None))
         if old is not None:
             self._drop(key, told=False)
         self.put(key, made)
         self.on_change(key, made)
+        self.remember(made.program_id, key, Done(made.ticket, made.number))
         return made
 
     def put(self, key: Key, version: Version) -> None:
@@ -148,15 +171,48 @@ class Names:
         """Return the versions that a program has imported."""
         return self._imported.get(program_id, {}).values()
 
-    def drop(self, key: Key) -> None:
-        """Let a name stand for nothing. Programs that have imported it notice nothing.
+    def drop(self, key: Key, program_id: str = "", ticket: int = 0) -> None:
+        """Let a name stand for nothing, unless this command did it before. Who has imported the name notices nothing.
 
         Raises:
             UnknownName: it stands for nothing.
         """
+        before = self.done(program_id, key)
+        if before is not None and ticket <= before.ticket:
+            return
         if self.find(key) is None:
             raise UnknownName(name=key.name)
         self._drop(key)
+        if program_id:
+            self.remember(program_id, key, Done(ticket, 0))
+
+    def done(self, program_id: str, key: Key) -> Done | None:
+        """Return a program's last command on a name; None if none is known."""
+        of = self._done.get(program_id)
+        return None if of is None else of.get(key)
+
+    def all_done(self) -> Iterator[tuple[str, Key]]:
+        """Yield each program with each name of which the program's last command is remembered."""
+        for program_id, of in self._done.items():
+            for key in of:
+                yield program_id, key
+
+    def remember(self, program_id: str, key: Key, done: Done) -> None:
+        """Take note of a program's last command on a name."""
+        of = self._done.setdefault(program_id, OrderedDict())
+        self._done.move_to_end(program_id)
+        of[key] = done
+        of.move_to_end(key)
+        self.on_done(program_id, key)
+        if len(of) > MOST_DONE:
+            self.on_done(program_id, of.popitem(last=False)[0])
+        if len(self._done) > MOST_DOERS:
+            self.ended(next(iter(self._done)))
+
+    def ended(self, program_id: str) -> None:
+        """Forget the commands of a program that tells none again."""
+        for key in self._done.pop(program_id, ()):
+            self.on_done(program_id, key)
 
     def leave(self, program_id: str) -> None:
         """Forget what a program has imported, because it has ended."""
@@ -225,5 +281,5 @@ def checked(name: str) -> str:
     return name
 
 
-def _nothing(_key: Key, _version: Version | None) -> None:
+def _nothing(*_: object) -> None:
     return

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from tartlet_common.abi import Event, Op
 from tartlet_common.clock import SystemClock
 from tartlet_control.directory import entries, mirror
 from tartlet_control.directory.follower import Follower
+from tartlet_control.directory.loading import Loader, Recalled
 from tartlet_control.directory.memory_store import MemoryStore, Shelf
 from tartlet_control.sharing.names import Key, Version
 from tartlet_control.tables.models import ServedModel
@@ -55,6 +57,7 @@ def expected(host: Host) -> dict[str, set[bytes]]:
     kinds = {entries.history_field(key) for key in [*history.keys, None] if history.known(key) is not None}
     placed = {program_id.encode() for engine, _ in host.engines for program_id in engine.program_ids}
     found = {"names": names, "contexts": names, "histories": kinds, "placements": placed}
+    found["done"] = {entries.texts_field((program_id, *key)) for program_id, key in host.core.names.all_done()}
     found |= {entries.PREFIXES + engine.id: set(engine.prefixes) for engine, _ in host.engines}
     return {section: fields for section, fields in found.items() if fields}
 
@@ -183,6 +186,48 @@ async def test_programs_and_equal_beginnings_return_to_the_engine_where_they_wer
         assert follower.recalled == 0
         assert guest_engine(ask(host, other, tenant="a")[0]) == homes[3]
         assert follower.recalled == 1
+
+
+class Loaded(Host):
+    """Its next control knows what the directory had before it takes programs, as a real one does."""
+
+    shelf: Shelf | None = None
+
+    def _begin(self, models: Sequence[ServedModel] = ()) -> None:
+        super()._begin(models)
+        if self.shelf is not None:
+            loader = Loader(self.core, Recalled())
+            for section, held in sections(self.shelf).items():
+                loader.add(section, list(held.items()))
+            for _ in loader.apply().__await__():
+                pass
+
+
+async def test_what_the_next_control_is_told_again_of_names_takes_effect_once() -> None:
+    host, shelf = Loaded(BIG), Shelf()
+    async with following(host, shelf):
+        first, second = ask(host, PROMPT)[0], ask(host, PROMPT)[0]
+        export(first, "docs")
+        export(second, "docs", count=8)
+        export(first, "gone")
+        drop = second.put(Op.UNEXPORT_KVPAGE, payload=b"gone", wait=True)
+        host.run()
+        assert second.answer(drop).event is Event.RESULT
+        await until(lambda: follows(host, shelf))
+    told = [answer for answer in first.answers if answer.a == len(PROMPT) and answer.payload]
+    assert len(told) == 2
+    first.answers = [answer for answer in first.answers if answer not in told]  # control dies before the program hears
+    host.shelf = shelf
+    host.die()
+    host.run()
+    again = [answer for answer in first.answers if answer.ticket in {t.ticket for t in told}]
+    assert [(a.a, a.b, a.payload) for a in again] == [(a.a, a.b, a.payload) for a in told]
+    [version] = versions(host)
+    assert (version.number, len(version.tokens)) == (2, 8)
+    host.end(first)
+    host.end(second)
+    assert not list(host.core.names.all_done())
+    export(ask(host, PROMPT)[0], "gone")
 
 
 async def test_a_control_that_no_longer_leads_writes_nothing() -> None:

@@ -184,6 +184,34 @@ def test_an_export_that_is_told_again_takes_effect_once() -> None:
     assert (found.number, found.digest) == (2, bytes([2]) * 16)
 
 
+def test_commands_told_again_do_nothing_whatever_others_have_done_with_the_name_since() -> None:
+    names, done = Names(tenant_tokens=100, pins={}), []
+    names.on_done = lambda *of: done.append(of)
+    first = names.export(key("a"), version(1, ticket=5))
+    names.export(key("a"), version(2, ticket=3, program="q"))
+    again = names.export(key("a"), version(1, ticket=5))
+    assert (again.number, again.digest) == (first.number, first.digest), "the answer is what it was"
+    found = names.find(key("a"))
+    assert found is not None
+    assert (found.number, found.program_id) == (2, "q")
+    names.drop(key("a"), "q", 4)
+    names.export(key("a"), version(1, ticket=5))
+    assert names.find(key("a")) is None, "what was unexported stays so"
+    names.export(key("a"), version(1, ticket=6))
+    names.drop(key("a"), "q", 4)
+    assert names.find(key("a")) is not None, "a name that was exported again isn't dropped by the command of before"
+    with pytest.raises(errors.UnknownName):
+        names.drop(key("b"), "q", 5)
+    names.export(key("a"), version(3, ticket=1, program="p/next run"))
+    found = names.find(key("a"))
+    assert found is not None
+    assert found.digest == bytes([3]) * 16
+    assert set(done) == {(who, key("a")) for who in ("p", "q", "p/next run")}
+    for who in ("p", "q", "p/next run"):
+        names.ended(who)
+    assert not list(names.all_done())
+
+
 def test_a_tenant_s_budget_ends_its_own_names_that_nobody_imports_the_longest_unused_first() -> None:
     pins: dict[bytes, int] = {}
     names = Names(tenant_tokens=30, pins=pins)
