@@ -218,7 +218,7 @@ class Rebuilder:
         for queue in all_queues(place):
             batcher.forget(queue)
         if place.recovery is not None and place.recovery.gave_way is engine:
-            swapping.keep(place, engine, batcher.times.predict)
+            swapping.keep(place, engine, batcher.times.predict, self.waiting, self._memory.weights)
         free_place(place, engine)
         self._unplace(place)
         suspension.count_tables(place)

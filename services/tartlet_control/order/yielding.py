@@ -3,6 +3,7 @@
 A program that gives way loses its pages for a while and nothing else. But what it loses is computed again, so others
 wait for their turn while any program computes and the engine has no credit for that (`order.credit`). A program whose
 state can't be made again can't give way: where only such programs hold what is missing, `ending` says which ends.
+Pages of those that gave way may be kept in host memory, which tenants share too: `losing` says whose are dropped.
 """
 
 from __future__ import annotations
@@ -73,6 +74,43 @@ def _held(holders: Iterable[Holder]) -> dict[str, int]:
     for holder in holders:
         held[holder.tenant] = held.get(holder.tenant, 0) + holder.held
     return held
+
+
+def losing(
+    tenant: str, asked: int, free: int, kept: Sequence[tuple[Any, str, int]], weights: Mapping[str, float]
+) -> list[Any]:
+    """Return whose kept pages are dropped so that a tenant's pages can be kept; none if it may not have them all.
+
+    Host memory that nobody else asks for is anybody's. When it is full, a tenant within its share gets room from
+    tenants over theirs, the latest first, until these are within theirs.
+
+    Args:
+        tenant: whose pages are to be kept.
+        asked: how many.
+        free: pages of host memory.
+        kept: keys, tenants and numbers of the pages that are kept, the latest last.
+        weights: of tenants; 1 for those that aren't named.
+
+    Example:
+        >>> kept = [("first", "flood", 6), ("second", "flood", 4)]
+        >>> losing("calm", 5, 0, kept, {}), losing("calm", 6, 0, kept, {}), losing("flood", 1, 0, kept, {})
+        (['second', 'first'], [], [])
+    """
+    if asked <= free:
+        return []
+    held = dict.fromkeys((tenant, *(of for _, of, _ in kept)), 0)
+    for _, of, count in kept:
+        held[of] += count
+    shares = _shares(held, free + sum(held.values()), weights)
+    if held[tenant] + asked > shares[tenant]:
+        return []
+    chosen: list[Any] = []
+    for key, of, count in reversed(kept):
+        if asked > free and of != tenant and held[of] > shares[of]:
+            chosen.append(key)
+            held[of] -= count
+            free += count
+    return chosen if asked <= free else []
 
 
 def yielding(

@@ -5,8 +5,9 @@ Only rows that hold tokens are kept, each once. Embeds and slots are made again:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
+from tartlet_control.order.yielding import losing
 from tartlet_control.tables.engines import EngineState
 from tartlet_control.tables.page_tables import PageTable
 from tartlet_control.tables.programs import Place
@@ -27,20 +28,35 @@ def cheaper(num_pages: int, page_ns: int, computed_s: float) -> bool:
     return not computed_s or 2e-9 * num_pages * page_ns < computed_s
 
 
-def keep(place: Place, engine: EngineState, computes_s: Callable[[int], float]) -> None:
+def keep(
+    place: Place,
+    engine: EngineState,
+    computes_s: Callable[[int], float],
+    others: Iterable[Place],
+    weights: Mapping[str, float],
+) -> None:
     """Keep the pages of a place that leaves an engine, if there is host memory and that is cheaper.
+
+    Pages of tenants over their share of the host memory are dropped for a tenant within its own.
 
     Args:
         place: still has its rows on the engine.
         engine: that it leaves.
         computes_s: returns the seconds that the engine takes for so many tokens of a prompt.
+        others: the places that have left engines, the latest last.
+        weights: of tenants; 1 for those that aren't named.
     """
     host = engine.host
     if not host.pool.total:
         return
     rows = _rows(place)
     tokens = sum({id(row): len(row) for line in place.book.tables.values() for row in line.rows}.values())
-    if rows and len(rows) <= host.pool.num_free and cheaper(len(rows), host.page_ns, computes_s(tokens)):
+    if not rows or not cheaper(len(rows), host.page_ns, computes_s(tokens)):
+        return
+    kept = [(other, other.program.tenant, len(other.kept)) for other in others if other.kept_on is engine]
+    for other in losing(place.program.tenant, len(rows), host.pool.num_free, kept, weights):
+        forget(other)
+    if len(rows) <= host.pool.num_free:
         place.kept = dict(zip(rows, host.copy_out([*rows.values()]), strict=True))
         place.kept_on = engine
 

@@ -233,6 +233,44 @@ def test_pages_go_to_host_memory_only_where_that_costs_less_than_computing_them(
     assert any(len(step.swaps.out_page) for step in host.steps) == copies
 
 
+def test_a_tenant_s_pages_are_kept_though_another_s_fill_the_host_memory() -> None:
+    def suspended(tenants: str, host_pages: int) -> tuple[Host, list[Decoder], list[int]]:
+        host = Host(replace(OPTIONS, num_pages=200, host_pages=host_pages))
+        programs = [Decoder(host.start(tenant=t, name="w"), [i] * 40, 3) for i, t in enumerate(tenants)]
+        for program in programs:
+            program.begin()
+        host.run()
+        places = [place for p in programs for place in host.core.lifecycle.programs[p.guest.program_id].places.values()]
+        for place in places:
+            assert host.core.rebuilder.give_way(place, OutOfPages(kind="KV pages", total=200), host.clock.now())
+            host.run()
+        return host, programs, [len(place.kept) for place in places]
+
+    host, programs, kept = suspended("fffc", 30)
+    assert kept == [10, 10, 0, 10], "the flood has twice its share, and loses what it kept last"
+    assert suspended("fff", 30)[2] == [10, 10, 10], "one tenant alone may have all"
+    assert suspended("fffcc", 30)[2] == [10, 10, 0, 10, 0], (
+        "nobody loses anything for a tenant that would be over its own"
+    )
+    assert host.engine.host.pool.num_held == 30
+    finish_rest(host, programs)
+    roomy, expected, _ = suspended("fffc", 0)
+    finish_rest(roomy, expected)
+    assert [p.guest.tokens() for p in programs] == [p.guest.tokens() for p in expected]
+    assert host.engine.host.pool.num_held == 0
+
+
+def finish_rest(host: Host, programs: list[Decoder]) -> None:
+    """Let programs that have begun go on to their ends."""
+    for _ in range(200):
+        host.clock.advance(0.06)
+        if not [program for program in programs if program.go_on()]:
+            break
+        host.run()
+    host.run()
+    host.check_idle()
+
+
 def test_pages_come_back_beside_a_step_of_others_and_are_read_by_a_later_one() -> None:
     host, programs = wave(12, pages=60, host_pages=200)
     finish(host, programs)

@@ -57,10 +57,10 @@ class Memory:
     """Holds the queues whose head waits for room, and decides who gives way to them."""
 
     def __init__(self, lifecycle: Lifecycle, clock: Clock, weights: Mapping[str, float]) -> None:
-        """`weights`: of the tenants' shares; 1 for those that aren't named."""
         self._lifecycle = lifecycle
         self._clock = clock
-        self._weights = weights
+        self.weights = weights
+        """Of the tenants' shares; 1 for those that aren't named."""
         self.suspender: Suspender
         self.stalled: dict[CommandQueue, EngineState] = {}
         """Queues whose head waits for room on an engine."""
@@ -128,7 +128,7 @@ class Memory:
             return False
         held = {tenant: 0} | {p.tenant: tables.counts.get(p.tenant, 0) for p in self._lifecycle.placed_on(engine)}
         held[tenant] = tables.counts.get(tenant, 0) + asked
-        return len(held) == 1 or tenant in over_share(held, tables.total, self._weights)
+        return len(held) == 1 or tenant in over_share(held, tables.total, self.weights)
 
     def rank(self, place: Place, engine: EngineState, now: float) -> tuple[float, ...]:
         """Return where the order of an engine has a program; `round-robin` has the oldest program first."""
@@ -157,7 +157,7 @@ class Memory:
             held[program.tenant] = held.get(program.tenant, 0) + pages
         for place in (*self.suspender.waiting, *(q.place for q in self.stalled)):
             held.setdefault(place.program.tenant, 0)
-        over = over_share(held, engine.pools[PAGES].total, self._weights)
+        over = over_share(held, engine.pools[PAGES].total, self.weights)
         self._seen_over[engine] = now, held, over
         return held, over
 
@@ -167,7 +167,7 @@ class Memory:
         tenant, recovery = place.program.tenant, place.recovery
         assert recovery is not None
         held = {**held, tenant: held.get(tenant, 0) + recovery.need[PAGES]}
-        return tenant in over_share(held, engine.pools[PAGES].total, self._weights)
+        return tenant in over_share(held, engine.pools[PAGES].total, self.weights)
 
     def _ask(self, place: Place, engine: EngineState, pool_index: int, asked: int, now: float) -> bool:
         """Suspend who gives way. Returns whether there is room already."""
@@ -183,7 +183,7 @@ class Memory:
                 others,
                 missing,
                 pool.total,
-                self._weights,
+                self.weights,
                 credit.most_spent,
                 tired=waited_s(place, now) >= FAIR_S,
             ):
@@ -267,7 +267,7 @@ class Memory:
         asker, others = self._holders(place, engine, pool_index, now)
         tired = waited_s(place, now) >= PATIENCE_S
         free = pool.num_available
-        chosen = ending(asker, others, asked, free, pool.total, self._weights, tired=tired)
+        chosen = ending(asker, others, asked, free, pool.total, self.weights, tired=tired)
         if place.recovery is not None and any(holder.tenant == asker.tenant for holder in chosen):
             return False
         for holder in chosen:
