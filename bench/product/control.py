@@ -6,6 +6,7 @@ from tartlet_control.directory.follower import Follower as Follower
 from tartlet_control.directory.opening import follower_of as follower_of
 from tartlet_control.order.orders import LIVE as LIVE
 from tartlet_control.order.orders import Order as Order
+from tartlet_control.placement.policies import Placement as Placement
 from tartlet_control.rebuild.logs import settle
 from tartlet_control.simulation.compare import known as known
 from tartlet_control.simulation.costs import Costs as Costs

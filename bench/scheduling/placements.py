@@ -31,9 +31,9 @@ from bench.harness.intervals import median
 from bench.harness.stack import running, running_stack, until_engines
 from bench.orders import costs_of
 from bench.product.common import install_uvloop
-from bench.product.control import Costs, Trace, generate, spaced
+from bench.product.control import Costs, Order, Placement, Trace, generate, simulate, spaced
 
-PLACEMENTS: Final = ("least-used", "round-robin", "autellix", "locality")
+PLACEMENTS: Final = ("sticky", "least-used", "round-robin", "autellix", "locality")
 FLEETS: Final = (2, 4)
 SLOTS: Final = 4
 COSTS: Final = Costs(fixed_s=0.02, decode_s=0.0005, prefill_s=0.0005, slots=SLOTS)
@@ -137,7 +137,9 @@ async def once(
 
 async def measure(args: argparse.Namespace) -> report.Report:
     """Make one table: a row for each fleet and placement."""
-    columns = ["engines", "placement", "prompt tokens computed", "over all new ones", "mean ms a token", "p95 ms"]
+    columns = [
+        "engines", "placement", "prompt tokens computed", "over all new ones", "simulated", "mean ms a token", "p95 ms"
+    ]  # fmt: skip
     kind = "fake" if args.model is None else "torch"
     title = f"Placements, {kind} engines, {args.programs} chats an engine, load {args.load}, {SLOTS} calls a batch"
     result = report.Report("placements", title, columns, y_label="mean ms a token")
@@ -147,16 +149,21 @@ async def measure(args: argparse.Namespace) -> report.Report:
     for engines in FLEETS:
         seen: dict[str, list[tuple[int, float, float]]] = {name: [] for name in PLACEMENTS}
         new: list[int] = []
+        simulated: dict[str, list[float]] = {name: [] for name in PLACEMENTS}
         for i in range(args.repeat):
             at_once = engines if args.model is None else min(engines, os.cpu_count() or 1)
             traces = chats(args.programs, engines, args.load, i, costs, at_once)
             new.append(sum(prefill for trace in traces for wave in trace.waves for prefill, _ in wave))
             for name in PLACEMENTS[i % len(PLACEMENTS) :] + PLACEMENTS[: i % len(PLACEMENTS)]:
+                placement = Placement(name, SHORT_TOKENS)
+                expected = simulate(traces, Order(), costs, engines, placement, histories=True).prefilled
+                simulated[name].append(expected / new[-1])
                 seen[name].append(await once(name, engines, traces, args.model))
                 report.progress(f"placements: {engines} engines, {name}: {seen[name][-1]}")
         for name in PLACEMENTS:
             tokens, mean_s, p95_s = (median(list(values)) for values in zip(*seen[name], strict=True))
-            result.rows.append((engines, name, int(tokens), tokens / median(new), 1e3 * mean_s, 1e3 * p95_s))
+            ratios = tokens / median(new), median(simulated[name])
+            result.rows.append((engines, name, int(tokens), *ratios, 1e3 * mean_s, 1e3 * p95_s))
             means.setdefault(engines, []).append(1e3 * mean_s)
     result.series = [report.Series(f"{n} engines", list(PLACEMENTS), values) for n, values in means.items()]
     return result

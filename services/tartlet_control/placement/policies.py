@@ -11,8 +11,6 @@ from tartlet_control.placement.view import EngineView, Hints, View
 
 SHORT_TOKENS: Final = 2048
 """Autellix's bound between calls that may go anywhere and calls that stay with their program (Algorithm 2)."""
-_ANEW: Final = frozenset({"autellix", "locality"})
-"""They weigh what a program leaves behind. The others let a program stay, where the rows of its contexts are cached."""
 _USUAL_TOKEN_S: Final = 1e-4
 """Device time of a prompt's token where none was measured yet."""
 
@@ -27,14 +25,14 @@ class Placement:
         ('b', 'a')
     """
 
-    name: str = "least-used"
+    name: str = "sticky"
     short_tokens: int = SHORT_TOKENS
     """`autellix`: a call of at most so many tokens goes to the engine with the fewest calls."""
 
     @property
     def places_anew(self) -> bool:
         """Whether a program's next context may go elsewhere, once the program holds nothing where it was."""
-        return self.name in _ANEW
+        return self.name != "sticky"
 
     def place(self, view: View, hints: Hints) -> str:
         """Return the id of the engine that a context takes; `view` has at least one."""
@@ -54,6 +52,11 @@ def least_used(_: Placement, view: View, hints: Hints) -> EngineView:
 def round_robin(_: Placement, view: View, _hints: Hints) -> EngineView:
     """Choose the engines in turn."""
     return view.engines[view.turn % len(view.engines)]
+
+
+def sticky(placement: Placement, view: View, hints: Hints) -> EngineView:
+    """Choose as `least_used` does, once for a program. It stays there, where the rows of its contexts are cached."""
+    return least_used(placement, view, hints)
 
 
 def autellix(placement: Placement, view: View, hints: Hints) -> EngineView:
@@ -85,6 +88,7 @@ def locality(_: Placement, view: View, hints: Hints) -> EngineView:
 
 
 PLACEMENTS: Final[dict[str, Callable[[Placement, View, Hints], EngineView]]] = {
+    "sticky": sticky,
     "least-used": least_used,
     "round-robin": round_robin,
     "autellix": autellix,

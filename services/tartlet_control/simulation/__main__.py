@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tartlet_common.errors.exit_codes import exit_code
 from tartlet_common.errors.registry import InvalidArgument, TartletError
-from tartlet_control.order.orders import LIVE, ORDERS, Order
+from tartlet_control.order.orders import LIVE, ORDERS, Order, usual_starved_at
 from tartlet_control.placement.policies import PLACEMENTS, Placement
 from tartlet_control.simulation import formats, load
 from tartlet_control.simulation.compare import Row, compare, known
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _refused(e)
 
     def make(name: str) -> Order:
-        order = Order(name, starved_at=0.0 if name in ("srpt", "fcfs", "round-robin") else args.beta)
+        order = Order(name, starved_at=usual_starved_at(name) if args.beta is None else args.beta)
         if name == "gittins":
             known(past, order, costs)
         return order
@@ -212,8 +212,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--figure",
         choices=list(FIGURES),
-        help="which of Autellix, for --plot, instead of the table: 12, 13: response over loads (the default), 14: "
-        "placements, 15: rates of up to --engines engines, 16: programs that arrive at once, 18: equal steps",
+        help="which of Autellix, for --plot, instead of the table: 12: mean response and time a token over loads (the "
+        "default), 13: their tails, 14: placements, 15: rates of up to --engines engines, 16: programs that arrive at "
+        "once, 18: equal steps",
     )
     p.add_argument("--loads", type=_loads, default=[0.5, 0.8, 0.95, 1.1], help="for --plot (default: 0.5,0.8,0.95,1.1)")
     p.add_argument("--programs", type=_count, default=500, help="how many (default: %(default)s)")
@@ -224,7 +225,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, default=1, help="of the programs and arrivals (default: %(default)s)")
     p.add_argument("--order", action="append", choices=list(ORDERS), help="an order; repeat for more (default: all)")
     p.add_argument(
-        "--beta", type=_nonnegative, default=8.0, help="waiting over service at which a program has starved; 0: never"
+        "--beta",
+        type=_nonnegative,
+        help="waiting over service at which a program has starved; 0: never (default: 64 for gittins, else 8)",
     )
     p.add_argument(
         "--costs", type=Path, metavar="FILE", help="an engine's, of `tartlet bench orders --costs FILE`; flags go first"
@@ -236,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--prefill-us", type=_nonnegative, default=50.0, help="a prefilled token (default: %(default)s)")
     p.add_argument("--engines", type=_count, default=1, help="that share the load (default: %(default)s)")
     p.add_argument(
-        "--placement", choices=list(PLACEMENTS), default="least-used", help="of each call (default: %(default)s)"
+        "--placement", choices=list(PLACEMENTS), default="sticky", help="of programs or calls (default: %(default)s)"
     )
     p.add_argument(
         "--memory-tokens", type=_whole, default=0, help="tokens that an engine's memory holds (default: no limit)"

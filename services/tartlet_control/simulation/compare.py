@@ -20,9 +20,12 @@ class Row:
 
     order: str
     mean_s: float
+    p95_s: float
     p99_s: float
     a_token_s: float
     """Response over decoded tokens, the mean over programs (Autellix 6.2, program-level token latency)."""
+    p95_a_token_s: float
+    p99_a_token_s: float
     preempted: int
     restored: int
     """Tokens that had left the memory for others and came back."""
@@ -54,7 +57,7 @@ def compare(
         make: returns a fresh order of a name.
         told: is called with the name of each order before that order runs.
         engines: that serve the load.
-        placement: chooses the engine of each call; None: the one with the fewest calls.
+        placement: chooses the engines of the programs' calls; None: `sticky`.
     """
     decoded = np.array([t.decoded for t in traces])
     responses = {}
@@ -68,9 +71,8 @@ def compare(
     return [
         Row(
             name,
-            float(response.mean()),
-            float(np.percentile(response, 99)),
-            float((response / decoded).mean()),
+            *_mean_and_tails(response),
+            *_mean_and_tails(response / decoded),
             preempted[name],
             restored[name],
             float(response.mean() / best.mean()),
@@ -78,3 +80,8 @@ def compare(
         )
         for name, response in responses.items()
     ]
+
+
+def _mean_and_tails(values: np.ndarray) -> tuple[float, float, float]:
+    """Return mean, 95th and 99th percentile of values, float64 `[programs]`."""
+    return float(values.mean()), float(np.percentile(values, 95)), float(np.percentile(values, 99))

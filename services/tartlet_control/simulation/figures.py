@@ -10,7 +10,7 @@ import numpy as np
 
 from tartlet_control.order.orders import Order
 from tartlet_control.placement.policies import PLACEMENTS, Placement
-from tartlet_control.simulation.compare import compare
+from tartlet_control.simulation.compare import Row, compare
 from tartlet_control.simulation.costs import Costs
 from tartlet_control.simulation.load import Trace
 from tartlet_control.simulation.loop import Outcome, simulate
@@ -64,15 +64,32 @@ class Drawing:
     panels: Mapping[str, Mapping[str, Sequence[float]]]
 
 
-def responses(at: Setting) -> Drawing:
-    """Draw mean and tail of the response over loads, a line an order (Figures 12 and 13)."""
-    panels: dict[str, dict[str, list[float]]] = {"mean response, s": {}, "99th percentile, s": {}}
+def latencies(at: Setting) -> Drawing:
+    """Draw the means of response and of the time a token over loads, a line an order (Figure 12)."""
+    return _over_loads(
+        at, {"mean, ms a token": lambda row: 1e3 * row.a_token_s, "mean response, s": lambda r: r.mean_s}
+    )
+
+
+def tails(at: Setting) -> Drawing:
+    """Draw the 95th and 99th percentiles of both over loads, a line an order (Figure 13)."""
+    panels: dict[str, Callable[[Row], float]] = {
+        "95th percentile, ms a token": lambda row: 1e3 * row.p95_a_token_s,
+        "99th percentile, ms a token": lambda row: 1e3 * row.p99_a_token_s,
+        "95th percentile response, s": lambda row: row.p95_s,
+        "99th percentile response, s": lambda row: row.p99_s,
+    }
+    return _over_loads(at, panels)
+
+
+def _over_loads(at: Setting, values: Mapping[str, Callable[[Row], float]]) -> Drawing:
+    panels: dict[str, dict[str, list[float]]] = {label: {} for label in values}
     for load in at.loads:
         at.told(f"load {load:g} ...")
         traces = at.load(load, at.engines, at.programs)
         for row in compare(traces, at.names, at.costs, at.make, engines=at.engines, placement=at.placement):
-            panels["mean response, s"].setdefault(row.order, []).append(row.mean_s)
-            panels["99th percentile, s"].setdefault(row.order, []).append(row.p99_s)
+            for label, value in values.items():
+                panels[label].setdefault(row.order, []).append(value(row))
     return Drawing(at.title, "load", at.loads, panels)
 
 
@@ -128,18 +145,13 @@ def makespans(at: Setting) -> Drawing:
 def optimal(at: Setting) -> Drawing:
     """Draw the time a token over loads beside that of `srpt`, where all steps cost the same (Figure 18)."""
     costs = replace(at.costs, decode_s=0.0, prefill_s=0.0, memory_tokens=0)
-    series: dict[str, list[float]] = {}
-    for load in at.loads:
-        at.told(f"load {load:g} ...")
-        traces = at.load(load, at.engines, at.programs)
-        for row in compare(traces, at.names, costs, at.make, engines=at.engines, placement=at.placement):
-            series.setdefault(row.order, []).append(1e3 * row.a_token_s)
-    return Drawing(f"{at.title}, equal steps", "load", at.loads, {"mean, ms a token": series})
+    drawn = _over_loads(replace(at, costs=costs), {"mean, ms a token": lambda row: 1e3 * row.a_token_s})
+    return replace(drawn, title=f"{at.title}, equal steps")
 
 
 FIGURES: Final[dict[str, Callable[[Setting], Drawing]]] = {
-    "12": responses,
-    "13": responses,
+    "12": latencies,
+    "13": tails,
     "14": placements,
     "15": scaling,
     "16": makespans,

@@ -1,6 +1,7 @@
 """The simulated engines: each runs a round of steps at a time, the calls of lowest rank first (Autellix, Algorithm 1).
 
-Calls go to engines by a placement, each by itself (Autellix, Algorithm 2). All engines share the process table.
+A program's calls go to an engine by a placement, as in control: those that run side by side go to one engine, which is
+chosen for the first of them. All engines share the process table.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from itertools import count
 from tartlet_control.order import book as accounts
 from tartlet_control.order import orders
 from tartlet_control.order.book import Book, Program, Thread
-from tartlet_control.order.orders import Order, starved
+from tartlet_control.order.orders import Order
 from tartlet_control.order.ranking import Ranking
 from tartlet_control.placement.policies import Placement
 from tartlet_control.placement.view import EngineView, Hints, View
@@ -42,6 +43,7 @@ class _Run:
     program: Program
     wave: int = -1
     open_calls: int = 0
+    server: _Server | None = None
     home: str = ""
     context: int = 0
     """Tokens with which its next calls begin: of the longest call of each wave so far."""
@@ -64,6 +66,8 @@ class Outcome:
     """Tokens of prompts that were computed, without those that were restored."""
     ended_s: float = 0.0
     """When the last program ended."""
+    engines: list[list[str]] = field(default_factory=list)
+    """The engine of each wave of the program's calls."""
 
 
 def simulate(
@@ -82,7 +86,7 @@ def simulate(
         order: which calls go first. Its history learns from the programs that end.
         costs: of the steps.
         engines: that serve the load.
-        placement: chooses the engine of each call; None: the one with the fewest calls.
+        placement: chooses the engine of each program, or of each of its waves of calls; None: `sticky`.
         histories: whether a call begins with what its program has computed so far, as the calls of a conversation do.
             On an engine that hasn't computed all of that, the rest is prefilled too. Engines forget nothing.
     """
@@ -96,13 +100,21 @@ class _Server:
         self.name = name
         self.calls: Ranking[_Call] = Ranking()
         self.running: set[_Call] = set()
-        self.programs: dict[Program, int] = {}  # calls of each
+        self.programs: set[Program] = set()  # that have their calls here, or had the last ones
         self.busy = False
 
-    def view(self, costs: Costs, held: int = 0) -> EngineView:
-        """Return what a placement is told; `held`: of the call's tokens, those that the engine has computed."""
-        token_s = costs.step_s(costs.slots) / costs.slots
-        waiting_s = sum(costs.prefill_s * call.prefill + token_s * call.decode for call in self.calls)
+    def view(self, costs: Costs, held: int, *, full: bool) -> EngineView:
+        """Return what a placement is told.
+
+        Args:
+            costs: of the steps.
+            held: of the call's tokens, those that the engine has computed.
+            full: with the time of what waits, which takes a walk over it.
+        """
+        waiting_s = 0.0
+        if full:
+            token_s = costs.step_s(costs.slots) / costs.slots
+            waiting_s = sum(costs.prefill_s * call.prefill + token_s * call.decode for call in self.calls)
         return EngineView(self.name, len(self.calls), len(self.programs), waiting_s, 1 << 40, costs.prefill_s, held)
 
 
@@ -128,7 +140,7 @@ class _Fleet:
         self.numbers = count()
         self.placed = 0
         self.now = 0.0
-        self.outcome = Outcome([0.0] * len(traces), [0.0] * len(traces))
+        self.outcome = Outcome([0.0] * len(traces), [0.0] * len(traces), engines=[[] for _ in traces])
 
     def at(self, when: float, event: Callable[[], None]) -> None:
         heapq.heappush(self.events, (when, next(self.numbers), event))
@@ -156,7 +168,7 @@ class _Fleet:
     def _next_wave(self, run: _Run) -> None:
         run.wave += 1
         if run.wave == len(run.trace.waves):
-            self._end(run.program)
+            self._end(run)
             return
         pause = run.trace.pauses_s[run.wave] if run.trace.pauses_s else 0.0
         if pause:
@@ -167,38 +179,48 @@ class _Fleet:
     def _begin(self, run: _Run) -> None:
         wave = run.trace.waves[run.wave]
         run.open_calls = len(wave)
-        last: dict[str, int] = {}  # tokens of the wave's longest call on each engine
+        server = self._seat(run, wave[0][0])
+        missing = max(0, run.context - run.there.get(server.name, 0))
         for number, (prefill, decode) in enumerate(wave):
             thread = run.program.threads.setdefault(number, Thread(run.program))
             accounts.waits(thread, self.now)
-            server = self._choose(run, prefill + decode)
-            missing = max(0, run.context - run.there.get(server.name, 0))
-            run.there[server.name] = run.context
             server.calls.add(_Call(thread, run, missing + prefill, decode), thread)
-            server.programs[run.program] = server.programs.get(run.program, 0) + 1
             self.outcome.prefilled += missing + prefill
-            if self.histories and len(self.servers) > 1:
-                last[server.name] = max(last.get(server.name, 0), prefill + decode)
-        if last:
-            for name, tokens in last.items():
-                run.there[name] += tokens
-            run.context += max(last.values())
+            missing = 0  # the first call of the wave computes it for all
+        if self.histories and len(self.servers) > 1:
+            run.context += max(prefill + decode for prefill, decode in wave)
+        run.there[server.name] = run.context
+
+    def _seat(self, run: _Run, prefill: int) -> _Server:
+        """Return the engine of a program's next calls, of which the first begins with so many new tokens."""
+        server = run.server
+        if server is None or self.placement.places_anew:
+            if server is not None:
+                server.programs.discard(run.program)
+            server = self._choose(run, run.context + prefill)
+            server.programs.add(run.program)
+            run.server = server
+        self.outcome.engines[run.program.number].append(server.name)
+        return server
 
     def _choose(self, run: _Run, tokens: int) -> _Server:
         if len(self.servers) == 1:
             return next(iter(self.servers.values()))
-        held = run.there
-        views = (server.view(self.costs, held.get(name, 0)) for name, server in self.servers.items())
+        held, full = run.there, self.placement.name == "locality"
+        views = (server.view(self.costs, held.get(name, 0), full=full) for name, server in self.servers.items())
         view = View(tuple(views), self.placed)
-        tokens += run.context
         self.placed += 1
-        name = self.placement.place(view, Hints(tokens, home=run.home))
+        last = "" if run.server is None else run.server.name
+        name = self.placement.place(view, Hints(tokens, home=run.home, last=last))
         if tokens > self.placement.short_tokens:
             run.home = name
         return self.servers[name]
 
-    def _end(self, program: Program) -> None:
+    def _end(self, run: _Run) -> None:
+        program = run.program
         index = program.number
+        if run.server is not None:
+            run.server.programs.discard(program)
         self.book.remove(str(index))
         self.order.history.ended(program.key, program.service_s, program.tokens)
         self.outcome.response_s[index] = self.now - program.arrived_s
@@ -213,9 +235,7 @@ class _Fleet:
             self.outcome.preempted += 1
             accounts.waits(call.thread, now)
         for call in chosen:
-            if order.boosts and starved(order, call.thread, now):
-                accounts.boost(call.thread, order.quantum_s, now)
-            orders.chosen(order, call.thread)
+            orders.chosen(order, call.thread, now)
             accounts.runs(call.thread, now)
         costs = self.costs
         steps = min(costs.every, *(call.decode for call in chosen))
@@ -275,10 +295,7 @@ class _Fleet:
         for call in ended:
             server.calls.discard(call)
             accounts.ends_call(call.thread, self.now)
-            program = call.run.program
-            server.programs[program] -= 1
-            if not server.programs[program]:
-                del server.programs[program]
             call.run.open_calls -= 1
-            if not call.run.open_calls:
-                self._next_wave(call.run)
+        go_on = [run for run in dict.fromkeys(call.run for call in ended) if not run.open_calls]
+        for run in sorted(go_on, key=lambda run: run.wave + 1 < len(run.trace.waves)):  # those that end leave first
+            self._next_wave(run)

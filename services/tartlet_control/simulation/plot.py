@@ -1,4 +1,4 @@
-"""Draws how response times grow with the load under each order (Autellix, Figures 12 and 13), as SVG."""
+"""Draws the panels of a figure, such as how response times grow with the load under each order, as SVG."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ RARE = ("lose engine", "join engine", "join engine", "reconnect", "lose runtime"
 class World:
     """A host to which random things happen."""
 
-    def __init__(self, pick: random.Random, policy: str, placement: str = "least-used") -> None:
+    def __init__(self, pick: random.Random, policy: str, placement: str = "sticky") -> None:
         self.pick = pick
         self.host = Host(OPTIONS, engines=2, batching=policy, runtime_grace_s=1.0, placement=placement)
         self.engines = 2
@@ -162,7 +162,7 @@ class World:
 @pytest.mark.parametrize("seed", range(15))
 def test_nothing_leaks_and_everybody_is_told(seed: int, policy: str) -> None:
     pick = random.Random(seed)
-    world = World(pick, policy, pick.choice(["least-used", "autellix"]))
+    world = World(pick, policy, pick.choice(["sticky", "autellix"]))
     host = world.host
     world.act("start")
     for _ in range(200):

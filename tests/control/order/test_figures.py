@@ -32,6 +32,25 @@ def drawn(tmp_path: Path, figure: str, *flags: str) -> dict[str, Any]:
     return drawing
 
 
+def test_figures_12_and_13_have_means_and_tails_of_response_and_of_the_time_a_token(tmp_path: Path) -> None:
+    flags = ("--programs", "40", "--loads", "0.6,1.2")
+    means, tails = (drawn(tmp_path, figure, *flags) for figure in ("12", "13"))
+    assert list(means["panels"]) == ["mean, ms a token", "mean response, s"]
+    assert list(tails["panels"]) == [
+        f"{part}th percentile{of}" for of in (", ms a token", " response, s") for part in (95, 99)
+    ]
+    for series in (*means["panels"].values(), *tails["panels"].values()):
+        assert set(series) == {"srpt", "fcfs", "plas"}
+        assert series["fcfs"][0] < series["fcfs"][1], "more load takes longer"
+    for name in ("srpt", "fcfs", "plas"):
+        for mean, p95, p99 in (
+            ("mean, ms a token", "95th percentile, ms a token", "99th percentile, ms a token"),
+            ("mean response, s", "95th percentile response, s", "99th percentile response, s"),
+        ):
+            both = zip(means["panels"][mean][name], tails["panels"][p95][name], tails["panels"][p99][name], strict=True)
+            assert all(m < a < b for m, a, b in both)
+
+
 def test_figure_14_has_mean_and_tails_of_each_placement(tmp_path: Path) -> None:
     drawing = drawn(tmp_path, "14", "--programs", "20", "--loads", "0.6,1.0", "--engines", "3")
     assert drawing["x"] == [0.6, 1.0]
@@ -89,7 +108,8 @@ def test_a_call_on_another_engine_computes_what_its_program_has_computed_elsewhe
     once = 4 * sum(prefill for wave in TALK.waves for prefill, _ in wave)
     assert prefilled("round-robin", 1) == once
     assert prefilled("autellix", 2, short_tokens=0) == once, "all calls are long, and stay"
-    assert prefilled("locality", 2) <= prefilled("round-robin", 2)
-    assert once + 4 * 100 < prefilled("round-robin", 2)
+    assert prefilled("sticky", 2) == once
+    assert prefilled("locality", 3) <= prefilled("round-robin", 3)
+    assert once + 3 * 100 < prefilled("round-robin", 3)
     apart = simulate([TALK], Order("fcfs"), PLAIN, 2, Placement("round-robin"))
     assert apart.prefilled == once / 4, "without histories each call is by itself"

@@ -10,7 +10,6 @@ import pytest
 
 from tartlet_control.order.orders import Order
 from tartlet_control.placement.policies import PLACEMENTS, Placement
-from tartlet_control.placement.view import Hints, View
 from tartlet_control.simulation import load
 from tartlet_control.simulation.costs import Costs
 from tartlet_control.simulation.load import Trace
@@ -36,25 +35,23 @@ def test_four_engines_serve_four_times_the_load(placement: str) -> None:
     assert four.ended_s < 1.5 * one.ended_s
 
 
-def test_long_calls_stay_at_their_programs_home_and_short_ones_go_where_the_fewest_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_calls_stay_at_their_programs_home_and_short_ones_go_where_the_fewest_are() -> None:
     short, long = (10, 5), (100, 5)
-    talk = Trace("talk", 0.0, ((long,), (short, short, short), (long,), (short, short, short), (long,)))
-    others = [Trace("other", 0.0, ((short,),)), Trace("other", 0.01, ((short,),))]
-    placed: list[tuple[int, str, str]] = []
-    place = Placement.place
+    talk = Trace("talk", 0.0, ((long,), (short,)) * 12)
+    others = [Trace("other", 0.02 * n, ((short,),) * (1 + n % 3)) for n in range(60)]
+    [first, *_] = simulate([talk, *others], Order("fcfs"), COSTS, 3, Placement("autellix", short_tokens=50)).engines
+    assert len(set(first[::2])) == 1
+    assert len(set(first[1::2])) > 1
 
-    def noted(self: Placement, view: View, hints: Hints) -> str:
-        engine = place(self, view, hints)
-        placed.append((hints.tokens, hints.home, engine))
-        return engine
 
-    monkeypatch.setattr(Placement, "place", noted)
-    simulate([talk, *others], Order("fcfs"), COSTS, 3, Placement("autellix", short_tokens=50))
-    homes = {engine for tokens, _, engine in placed if tokens == sum(long)}
-    assert len(homes) == 1
-    assert len({engine for tokens, _, engine in placed if tokens == sum(short)}) == 3
+def test_a_program_stays_or_each_of_its_calls_is_placed_as_the_placement_says() -> None:
+    traces = many(60, 3)
+    of = {name: simulate(traces, Order("fcfs"), COSTS, 3, Placement(name, 500)).engines for name in PLACEMENTS}
+    assert all(len(set(engines)) == 1 for engines in of["sticky"])
+    turns = [engine for engines in of["round-robin"] for engine in engines]
+    assert max(map(turns.count, set(turns))) - min(map(turns.count, set(turns))) <= 1
+    assert any(len(set(engines)) > 1 for engines in of["least-used"])
+    assert all(len(engines) == len(trace.waves) for trace, engines in zip(traces, of["autellix"], strict=True))
 
 
 def responses(traces: Sequence[Trace], costs: Costs) -> tuple[float, int]:

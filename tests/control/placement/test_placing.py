@@ -47,7 +47,8 @@ def engine_of(guest: Guest) -> str:
 
 
 @pytest.mark.parametrize(
-    ("placement", "expected"), [("least-used", {"e0": 3, "e1": 3}), ("round-robin", {"e0": 3, "e1": 3})]
+    ("placement", "expected"),
+    [(name, {"e0": 3, "e1": 3}) for name in ("sticky", "least-used", "round-robin")],
 )
 def test_programs_that_start_together_are_spread(placement: str, expected: dict[str, int]) -> None:
     host = Host(OPTIONS, engines=2, placement=placement)
@@ -78,7 +79,7 @@ def test_a_pools_placement_changes_live() -> None:
     core, home = host.core, Home("ns", "pool", shared=True)
     for name in ("a", "b"):
         engine = core.on_engine(name, name, host_spec(), home)
-        assert core.placing.policy(core.models.at(engine.model_index)).name == "least-used"
+        assert core.placing.policy(core.models.at(engine.model_index)).name == "sticky"
     model = core.models.at(engine.model_index)
     core.set_order("ns/pool", "plas", [1.0], 8, "autellix", 64)
     assert (core.placing.policy(model).name, core.placing.policy(model).short_tokens) == ("autellix", 64)
@@ -86,7 +87,7 @@ def test_a_pools_placement_changes_live() -> None:
         core.set_order("ns/pool", "plas", [1.0], 8, "nearest", 64)
     assert core.placing.policy(model).name == "autellix", "what is refused changes nothing"
     core.set_order("ns/pool", "plas", [1.0], 8)
-    assert core.placing.policy(model).name == "least-used"
+    assert core.placing.policy(model).name == "sticky"
 
 
 def host_spec() -> EngineSpec:
@@ -216,13 +217,20 @@ def test_algorithm_2_places_each_context_of_a_program_that_holds_nothing() -> No
     host.check_idle()
 
 
-@pytest.mark.parametrize("placement", ["least-used", "round-robin"])
-def test_other_placements_decide_once_for_a_program(placement: str) -> None:
+@pytest.mark.parametrize("placement", ["sticky", "least-used", "round-robin"])
+def test_only_sticky_decides_once_for_a_program(placement: str) -> None:
     host = Host(ROOMY, engines=3, placement=placement)
     guest = host.start()
     home = converse(guest, SHORT)
     load_only(host, home, 6)
-    assert {converse(guest, prompt) for prompt in (LONG, SHORT, LONG)} == {home}
+    wheres = [converse(guest, prompt) for prompt in (LONG, SHORT, LONG)]
+    match placement:
+        case "sticky":
+            assert set(wheres) == {home}
+        case "least-used":
+            assert home not in wheres, "six calls wait there, and none elsewhere"
+        case _:
+            assert len(set(wheres)) == 3, "each call goes to the next engine"
 
 
 def test_a_program_that_holds_anything_stays_where_it_is() -> None:
