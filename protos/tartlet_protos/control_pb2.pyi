@@ -1119,7 +1119,7 @@ class PoolOrder(_message.Message):
     order: _builtins.str
     """such as "plas"; "": control's own order, and fields 3 to 8 say nothing"""
     starved_at: _builtins.float
-    """a program that has waited this many times its service goes first; 0: never"""
+    """A program that has waited this many times its service goes first; 0: never; unset: as the order usually has it."""
     placement: _builtins.str
     """of contexts on the pool's engines, such as "locality"; "": control's own"""
     short_tokens: _builtins.int
@@ -1140,18 +1140,20 @@ class PoolOrder(_message.Message):
         pool: _builtins.str = ...,
         order: _builtins.str = ...,
         quanta_s: _abc.Iterable[_builtins.float] | None = ...,
-        starved_at: _builtins.float = ...,
+        starved_at: _builtins.float | None = ...,
         placement: _builtins.str = ...,
         short_tokens: _builtins.int = ...,
         preempt: _builtins.str = ...,
         every: _builtins.int = ...,
         durability: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_starved_at", b"_starved_at", "starved_at", b"starved_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "every", b"every", "order", b"order", "placement", b"placement", "pool", b"pool", "preempt", b"preempt", "quanta_s", b"quanta_s", "short_tokens", b"short_tokens", "starved_at", b"starved_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_starved_at", b"_starved_at", "durability", b"durability", "every", b"every", "order", b"order", "placement", b"placement", "pool", b"pool", "preempt", b"preempt", "quanta_s", b"quanta_s", "short_tokens", b"short_tokens", "starved_at", b"starved_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__starved_at: _TypeAlias = _typing.Literal["starved_at"]  # noqa: Y015
+    _WhichOneofArgType__starved_at: _TypeAlias = _typing.Literal["_starved_at", b"_starved_at"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__starved_at) -> _WhichOneofReturnType__starved_at | None: ...
 
 Global___PoolOrder: _TypeAlias = PoolOrder  # noqa: Y015
 

@@ -126,11 +126,10 @@ class Scheduling(ApiModel):
             )
         ),
     )
-    starved_at: int = Field(
-        default=8,
-        ge=0,
-        le=1_000_000,
-        description="A program that has waited this many times its service goes first for one quantum; 0: never.",
+    starved_at: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
+        default=None,
+        description="A program that has waited this many times its service goes first for one quantum; 0: never; "
+        "unset: 64 with `gittins`, 8 with the other orders.",
     )
     preempt: Literal["step", "quantum", "call"] | None = Field(
         default=None,
@@ -141,10 +140,11 @@ class Scheduling(ApiModel):
         default=None,
         description="Steps for which the choice of calls stands, with `step`; unset: as control's settings say.",
     )
-    placement: Literal["least-used", "round-robin", "autellix", "locality"] | None = Field(
+    placement: Literal["sticky", "least-used", "round-robin", "autellix", "locality"] | None = Field(
         default=None,
-        description="Which engine a context is placed on; unset: as control's settings say. `least-used`: the one with "
-        "the fewest calls. `round-robin`: in turn. `autellix`: short calls where the fewest are, long ones where their "
+        description="Which engine a context is placed on; unset: as control's settings say. `sticky`: the one with the "
+        "fewest calls when its program begins. `least-used`: the one with the fewest calls. `round-robin`: in turn. "
+        "`autellix`: short calls where the fewest are, long ones where their "
         "program is. `locality`: where the context is computed first, with what is there already. If pools that serve "
         "one model differ, the first of them by name decides.",
     )

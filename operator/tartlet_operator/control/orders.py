@@ -25,7 +25,9 @@ def order_of(pool: str, own: Own) -> control_pb2.PoolOrder:
     told = control_pb2.PoolOrder(pool=pool, durability=own.durability or "")
     scheduling = own.scheduling
     if scheduling is not None:
-        told.order, told.starved_at = scheduling.order, scheduling.starved_at
+        told.order = scheduling.order
+        if scheduling.starved_at is not None:
+            told.starved_at = scheduling.starved_at
         told.quanta_s.extend(ms / 1000 for ms in scheduling.quanta_milliseconds)
         told.placement = scheduling.placement or ""
         told.short_tokens = scheduling.short_tokens if scheduling.placement else 0
@@ -39,7 +41,8 @@ def own_of(order: control_pb2.PoolOrder) -> Own:
     if not order.order:
         return Own(None, durability)
     quanta = [max(1, round(s * 1000)) for s in order.quanta_s]
-    told: dict[str, Any] = {"order": order.order, "quanta_milliseconds": quanta, "starved_at": round(order.starved_at)}
+    told: dict[str, Any] = {"order": order.order, "quanta_milliseconds": quanta}
+    told["starved_at"] = round(order.starved_at) if order.HasField("starved_at") else None
     told |= {"placement": order.placement or None, "short_tokens": order.short_tokens or SHORT_TOKENS}
     told |= {"preempt": order.preempt or None, "every": order.every or None}
     return Own(Scheduling.model_construct(**told), durability)

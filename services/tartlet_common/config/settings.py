@@ -58,10 +58,11 @@ class ControlSettings(AllowedSettings, _Settings):
         pattern=r"^[0-9.]+(,[0-9.]+)*$",
         description="mlfq, plas, atlas: device time, in seconds, at which a program falls into the next queue",
     )
-    order_starved_at: float = Field(
-        8.0,
+    order_starved_at: float | None = Field(
+        None,
         ge=0,
-        description="a program that has waited this many times its service goes first for one quantum; 0: never",
+        description="a program that has waited this many times its service goes first for one quantum; 0: never; "
+        "unset: 64 with gittins, 8 with the other orders",
     )
     order_preempt: Literal["step", "quantum", "call"] = Field(
         "step", description="when a call may be stopped for others: at each step, after its quantum, or not at all"
@@ -69,8 +70,8 @@ class ControlSettings(AllowedSettings, _Settings):
     order_every: int = Field(
         1, ge=1, le=1024, description="steps for which the choice of calls stands, with order_preempt step"
     )
-    placement: Literal["least-used", "round-robin", "autellix", "locality"] = Field(
-        "least-used", description="which engine a program or context is placed on (Autellix 4.3)"
+    placement: Literal["sticky", "least-used", "round-robin", "autellix", "locality"] = Field(
+        "sticky", description="which engine a program or context is placed on (Autellix 4.3)"
     )
     placement_short_tokens: int = Field(
         2048, ge=0, description="autellix: a call of at most this many tokens goes where the fewest calls are"

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable
 
 from tartlet_control.calls.registry import RUNS_LAYERS
 from tartlet_control.order import book
-from tartlet_control.order.orders import Order, chosen, starved
+from tartlet_control.order.orders import Order, chosen
 from tartlet_control.tables.programs import Command, CommandQueue
 
 
@@ -21,13 +21,19 @@ def ready(queue: CommandQueue, arrived: float) -> None:
         book.waits(queue.thread, arrived if idle_since is None else max(arrived, idle_since))
 
 
-def sent(queues: Iterable[CommandQueue], order: Order, now: float) -> None:
-    """Note that commands of these queues are in a step from now on. What had starved goes first for a quantum."""
+def sent(batches: Iterable[list[Command]], queues: Iterable[CommandQueue], order: Order, now: float) -> None:
+    """Note that commands of these queues are in a step from now on. What had starved goes first for a quantum.
+
+    A queue whose light commands alone are in the step, while others compute, waits on: the order didn't choose it.
+    """
+    computing = {command.queue for commands in batches if commands[0].kind in RUNS_LAYERS for command in commands}
     for queue in queues:
+        if computing and queue not in computing and queue.pending:
+            continue
         thread = queue.thread
-        if order.boosts and starved(order, thread, now):
-            book.boost(thread, order.quantum_s, now)
-        chosen(order, thread)
+        if not thread.active:  # another call begins behind one that ended with commands on the engine
+            book.waits(thread, now)
+        chosen(order, thread, now)
         book.runs(thread, now)
 
 

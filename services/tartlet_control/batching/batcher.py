@@ -160,7 +160,7 @@ class Batcher:
         """Take note of a step that was sent."""
         if not self.in_flight:
             self._began_s = step.sent_s
-        accounting.sent(step.queues, self.order, step.sent_s)
+        accounting.sent(step.batches, step.queues, self.order, step.sent_s)
         step.charged = self.shares.sent(step.of_tenant)
         self.rivals.sent(step.of_tenant, step.sent_s)
         self.in_flight.append(step)

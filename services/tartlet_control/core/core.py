@@ -235,7 +235,7 @@ class Core:
         pool: str,
         name: str,
         quanta_s: Sequence[float],
-        starved_at: float,
+        starved_at: float | None,
         placement: str = "",
         short_tokens: int = 0,
         *,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.durability import check_durability
@@ -18,6 +18,17 @@ from tartlet_control.tables.engines import EngineState
 
 MOST_POOLS: Final = 4096
 """Pools with an order of their own, and pools with a durability of their own."""
+
+
+class Asked(NamedTuple):
+    """What a pool asks for of its order: when calls may be stopped, and when programs starve."""
+
+    preempt: str = ""
+    """As `order_of` takes it; "": as control has it."""
+    every: int = 0
+    """As `order_of` takes it; 0: as control has it."""
+    starved_at: float | None = None
+    """As `order_of` takes it."""
 
 
 class PoolOrders:
@@ -40,8 +51,8 @@ class PoolOrders:
         )
         self.of_pool: dict[str, Order] = {}
         """By the paths of pools, TENANT/POOL."""
-        self.stops: dict[str, tuple[str, int]] = {}
-        """When the pools of `of_pool` let calls be stopped, as asked: `preempt` and `every` ("", 0: as control)."""
+        self.asked: dict[str, Asked] = {}
+        """What the pools of `of_pool` asked for."""
         self.placement = placement_of(settings.placement, settings.placement_short_tokens)
         self.placements: dict[str, Placement] = {}
         """By the paths of pools that have a placement of their own."""
@@ -61,7 +72,7 @@ class PoolOrders:
         pool: str,
         name: str,
         quanta_s: Sequence[float],
-        starved_at: float,
+        starved_at: float | None,
         batchers: Mapping[EngineState, Batcher],
         placement: str = "",
         short_tokens: int = 0,
@@ -95,12 +106,12 @@ class PoolOrders:
                 stops[0] or self.default.preempt,
                 stops[1] or self.default.every,
             )
-            self.stops[pool] = stops
+            self.asked[pool] = Asked(*stops, starved_at)
             if placed is not None:
                 self.placements[pool] = placed
         else:
             self.of_pool.pop(pool, None)
-            self.stops.pop(pool, None)
+            self.asked.pop(pool, None)
         if not name or not placement:
             self.placements.pop(pool, None)
         for engine, batcher in batchers.items():

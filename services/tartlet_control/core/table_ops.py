@@ -23,6 +23,7 @@ from tartlet_control.calls.table_masks import DropRows, find
 from tartlet_control.calls.tables import Share, Table
 from tartlet_control.core.allocation import Allocator
 from tartlet_control.core.places.memory import Waits
+from tartlet_control.order import book
 from tartlet_control.rebuild.logs import note
 from tartlet_control.rebuild.notes import share_key
 from tartlet_control.tables.ledger import PAGES
@@ -261,14 +262,16 @@ class TableOps:
             table.number = -1
 
     def _finish(self, place: Place, command: Table) -> None:
-        """Forget what a `table` needed, and its table if that doesn't exist."""
+        """Forget what a `table` needed, and its table if that doesn't exist. A context without rows ends its call."""
         self._drop_taken(place, command)
         table = place.tables.get(command.table)
         if table is None:  # the program was ended
             return
         table.waiting -= 1
-        if not table.waiting and not table.rows:
-            del place.tables[command.table]
+        if not table.rows:
+            book.closes(command.queue.thread, command.arrived)
+            if not table.waiting:
+                del place.tables[command.table]
 
     def _drop_taken(self, place: Place, command: Table) -> None:
         taken = place.tables.pop(share_key(command), None)

@@ -3,6 +3,7 @@
 A thread is one command queue of a program. A call is a period in which the thread always had something to compute:
 the call begins with the first command after the thread was idle, and ends when the thread is idle again. A program that
 reads each token before it asks for the next is idle for a moment after each: `CALL_GAP_S` says how long a moment is.
+A call also ends with its context: an agent that closes one context and opens the next at once begins another call.
 """
 
 from __future__ import annotations
@@ -173,6 +174,14 @@ def ends_call(thread: Thread, now: float) -> None:
         thread.waited_s = thread.service_s = 0.0
         thread.forgiven = (0.0, 0.0)
         changed(program)
+
+
+def closes(thread: Thread, now: float) -> None:
+    """Note that a thread's context has ended. What the thread computes next is another call, however soon."""
+    if thread.active:
+        idle_since = thread.idle_since
+        ends_call(thread, max(now, thread.waits_since or now) if idle_since is None else idle_since)
+        thread.idle_since = idle_since
 
 
 def boost(thread: Thread, quantum_s: float, now: float) -> None:

@@ -2,7 +2,8 @@
 
 A rank is (level, time, whether the call waits, number). Calls of one level go by when they began. Of two that began at
 once, the one that computes isn't stopped for the other, and the number of the program makes the ranks of two programs
-differ. `fcfs` and `mlfq` know calls only; the other orders give all calls of a program one level.
+differ. `fcfs` and `mlfq` know calls only, and with `mlfq` a call starves by itself; the other orders give all calls of
+a program one level.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from sys import float_info
 from typing import Final
 
 from tartlet_control.order import expecting
-from tartlet_control.order.book import Thread, changed
+from tartlet_control.order.book import Thread, boost, changed
 from tartlet_control.order.sizes import History
 
 Rank = tuple[float, float, bool, int]
 _Stand = tuple[float, float, int]
 _ROUNDING_S: Final = 1e-4
 """More than the rounding errors of sums of times, in seconds of a clock that runs for years."""
+_FIRST: Final = -float_info.max
+"""The level of `gittins` before all indices. Only a call that can't be stopped goes before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +73,10 @@ def stays(order: Order, thread: Thread) -> bool:
     return thread.turn_steps < order.every
 
 
-def chosen(order: Order, thread: Thread) -> None:
-    """Note that a thread's command is in the next step."""
+def chosen(order: Order, thread: Thread, now: float) -> None:
+    """Note that a thread's command is in the next step. What has starved goes first for one quantum from now on."""
+    if starved(order, thread, now):
+        boost(thread, 0.0 if order.name == "mlfq" else order.quantum_s, now)
     if not stays(order, thread):
         thread.turn_steps, thread.turn_s = 0, 0.0
     thread.turn_steps += 1
@@ -88,33 +94,49 @@ def steady_until(order: Order, thread: Thread, now: float) -> float:
         return now if order.name == "round-robin" else inf
     if not order.boosts:
         return inf
-    waited_s, served_s = thread.waited_s - thread.forgiven[0], -thread.forgiven[1]
-    if order.name == "mlfq":
-        served_s += thread.service_s
-    else:
-        waited_s += thread.program.waited_s
-        served_s += thread.program.service_s
+    waited_s, served_s = _counted(order, thread)
     starves_s = since + order.starved_at * max(served_s, order.quantum_s) - waited_s
     if now > starves_s + _ROUNDING_S:
         return inf
     return max(now, starves_s - _ROUNDING_S)
 
 
-def _quantum_s(order: Order, thread: Thread) -> float:
-    """Return the quantum of the queue in which the service of a thread's program lies."""
-    bounds = (0.0, *order.bounds_s)
-    level = min(_level(order, thread.program.service_s), len(order.bounds_s) - 1)
-    return bounds[level + 1] - bounds[level]
-
-
 def starved(order: Order, thread: Thread, now: float) -> bool:
-    """Return whether a thread's program has waited too long for the service it had (Algorithm 1, line 26)."""
-    if not order.starved_at:
+    """Return whether a thread's program has waited too long for the service it had (Algorithm 1, line 26).
+
+    With `mlfq` the call counts alone, as in the baseline of the paper, which knows no programs.
+    """
+    if not order.boosts:
         return False
-    program = thread.program
-    waited = program.waited_s + thread.wait_s(now) - thread.forgiven[0]
-    served = program.service_s - thread.forgiven[1]
-    return waited >= order.starved_at * max(served, order.quantum_s)
+    waited_s, served_s = _counted(order, thread)
+    if thread.waits_since is not None:
+        waited_s += now - thread.waits_since
+    return waited_s >= order.starved_at * max(served_s, order.quantum_s)
+
+
+def _counted(order: Order, thread: Thread) -> tuple[float, float]:
+    """Return the waiting, without that since `waits_since`, and the service that count towards starvation."""
+    waited_s, served_s = thread.waited_s - thread.forgiven[0], -thread.forgiven[1]
+    if order.name == "mlfq":
+        return waited_s, served_s + thread.service_s
+    return waited_s + thread.program.waited_s, served_s + thread.program.service_s
+
+
+def _attained_s(order: Order, thread: Thread) -> float:
+    """Return the service by which an order has a thread in one of its queues."""
+    match order.name:
+        case "mlfq":
+            return thread.service_s - thread.forgiven[1]
+        case "atlas":
+            return thread.program.critical_s
+    return thread.program.service_s
+
+
+def _quantum_s(order: Order, thread: Thread) -> float:
+    """Return the quantum of the queue that a thread was in when it was chosen."""
+    bounds = (0.0, *order.bounds_s)
+    level = min(_level(order, max(0.0, _attained_s(order, thread) - thread.turn_s)), len(order.bounds_s) - 1)
+    return bounds[level + 1] - bounds[level]
 
 
 def _first(order: Order, thread: Thread, now: float) -> bool:
@@ -138,25 +160,19 @@ def fcfs(order: Order, thread: Thread, now: float) -> _Stand:
 
 def mlfq(order: Order, thread: Thread, now: float) -> _Stand:
     """Rank by the service that the call itself has had, in queues (FastServe's skip-join left out)."""
-    waits_s = thread.wait_s(now) - thread.forgiven[0]
-    served_s = thread.service_s - thread.forgiven[1]
-    if order.starved_at and waits_s >= order.starved_at * max(served_s, order.quantum_s):
-        return (0.0, thread.arrived_s, thread.program.number)
-    return (_level(order, served_s), thread.arrived_s, thread.program.number)
+    level = 0 if starved(order, thread, now) else _level(order, _attained_s(order, thread))
+    return (level, thread.arrived_s, thread.program.number)
 
 
 def plas(order: Order, thread: Thread, now: float) -> _Stand:
     """Rank by the service that all calls of the program have had, in queues (Autellix, equation 1)."""
-    program = thread.program
-    level = 0 if _first(order, thread, now) else _level(order, program.service_s)
-    return (level, thread.arrived_s, program.number)
+    level = 0 if _first(order, thread, now) else _level(order, _attained_s(order, thread))
+    return (level, thread.arrived_s, thread.program.number)
 
 
 def atlas(order: Order, thread: Thread, now: float) -> _Stand:
     """Rank by the longest chain of calls that was seen of the program, in queues (Autellix, equation 2)."""
-    program = thread.program
-    level = 0 if _first(order, thread, now) else _level(order, program.critical_s)
-    return (level, thread.arrived_s, program.number)
+    return plas(order, thread, now)
 
 
 def gittins(order: Order, thread: Thread, now: float) -> _Stand:
@@ -166,11 +182,12 @@ def gittins(order: Order, thread: Thread, now: float) -> _Stand:
     """
     program = thread.program
     if _first(order, thread, now):
-        return (-inf, thread.arrived_s, program.number)
+        return (_FIRST, thread.arrived_s, program.number)
     service_s = program.service_s
     if order.history.is_empty:
         service_s = (0.0, *order.bounds_s)[_level(order, service_s)]
-    return (-expecting.index(order.history, program, service_s), thread.arrived_s, program.number)
+    level = max(_FIRST, -expecting.index(order.history, program, service_s))
+    return (level, thread.arrived_s, program.number)
 
 
 def srpt(order: Order, thread: Thread, now: float) -> _Stand:
@@ -191,3 +208,16 @@ ORDERS: Final[dict[str, Callable[[Order, Thread, float], _Stand]]] = {
 """Each order by its name."""
 LIVE: Final = tuple(name for name in ORDERS if name != "srpt")
 """The orders that a control can follow."""
+
+
+def usual_starved_at(name: str) -> float:
+    """Return the beta of an order where nobody names one.
+
+    With a small beta most programs count as starved under a long overload, so that any order becomes `fcfs`. The orders
+    of the paper guess, and need that bound for their tails. `gittins` knows more, and has short tails without.
+
+    Example:
+        >>> usual_starved_at("plas"), usual_starved_at("gittins")
+        (8.0, 64.0)
+    """
+    return 64.0 if name == "gittins" else 8.0

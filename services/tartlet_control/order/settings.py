@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from tartlet_common.errors.registry import InvalidArgument
-from tartlet_control.order.orders import LIVE, Order
+from tartlet_control.order.orders import LIVE, Order, usual_starved_at
 from tartlet_control.order.sizes import History
 
 MOST_QUANTA: Final = 64
@@ -30,7 +30,7 @@ def quanta_of(text: str) -> tuple[float, ...]:
 def order_of(
     name: str,
     quanta_s: Sequence[float],
-    starved_at: float,
+    starved_at: float | None,
     history: History,
     preempt: str = "step",
     every: int = 1,
@@ -40,7 +40,8 @@ def order_of(
     Args:
         name: one of `LIVE`.
         quanta_s: where one queue ends and the next begins, in rising seconds of device time.
-        starved_at: wait over service at which a program goes first for one quantum (beta); 0: never.
+        starved_at: wait over service at which a program goes first for one quantum (beta); 0: never; None: as the order
+            usually has it.
         history: what `gittins` knows of past runs.
         preempt: one of `PREEMPTS`, as `Order` has it.
         every: steps for which a choice stands, 1 to 1024.
@@ -54,6 +55,8 @@ def order_of(
     if not 0 < len(bounds) <= MOST_QUANTA or not bounds[0] > 0 or any(not low < high for low, high in pairwise(bounds)):
         detail = f"{bounds[:MOST_QUANTA]} must be 1 to {MOST_QUANTA} numbers of seconds above 0 that rise"
         raise InvalidArgument(argument="order_quanta_s", detail=detail)
+    if starved_at is None:
+        starved_at = usual_starved_at(name)
     if not starved_at >= 0:
         raise InvalidArgument(argument="order_starved_at", detail=f"{starved_at} must be at least 0")
     if preempt not in PREEMPTS:

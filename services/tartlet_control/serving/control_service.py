@@ -300,7 +300,7 @@ class ControlService(WatchService):
                 asked.pool,
                 asked.order,
                 asked.quanta_s,
-                asked.starved_at,
+                asked.starved_at if asked.HasField("starved_at") else None,
                 asked.placement,
                 asked.short_tokens,
                 preempt=asked.preempt,

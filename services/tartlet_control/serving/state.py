@@ -102,9 +102,11 @@ def _own(orders: PoolOrders, pool: str) -> control_pb2.PoolOrder:
     told = control_pb2.PoolOrder(pool=pool, durability=orders.durabilities.get(pool, ""))
     order, placement = orders.of_pool.get(pool), orders.placements.get(pool)
     if order is not None:
-        told.order, told.starved_at = order.name, order.starved_at
+        told.order, asked = order.name, orders.asked[pool]
         told.quanta_s.extend(order.bounds_s)
-        told.preempt, told.every = orders.stops[pool]
+        told.preempt, told.every = asked.preempt, asked.every
+        if asked.starved_at is not None:
+            told.starved_at = asked.starved_at
     if placement is not None:
         told.placement, told.short_tokens = placement.name, placement.short_tokens
     return told

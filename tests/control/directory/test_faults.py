@@ -157,10 +157,10 @@ async def ranks(order: str, moment: Moment) -> Answers:
     return [ended, [state.account.service_s for state in states]]
 
 
-ORDERS = ("fcfs", "mlfq", "plas", "atlas")
+ORDERS = ("fcfs", "mlfq", "plas", "atlas", "gittins")
 SCENARIOS: dict[str, Callable[[Moment], Awaitable[Answers]]] = {
     **{scenario.__name__: scenario for scenario in (names, prefixes, placements, gittins, flood)},
-    **{order: partial(ranks, order) for order in ORDERS},
+    **{f"ranks under {order}": partial(ranks, order) for order in ORDERS},
 }
 _hosts: list[Host] = []
 

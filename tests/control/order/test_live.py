@@ -213,6 +213,21 @@ def test_a_pool_says_when_its_calls_are_stopped_or_takes_what_control_says() -> 
     assert core.batchers[of_pool].order.preempt == own.preempt
 
 
+@pytest.mark.parametrize(("name", "beta"), [("plas", 8.0), ("mlfq", 8.0), ("gittins", 64.0)])
+def test_each_order_has_its_own_bound_of_starvation_unless_one_is_named(name: str, beta: float) -> None:
+    host, home = Host(engines=0, order=name), Home("team", "gpu")
+    core = host.core
+    assert core.orders.default.starved_at == beta
+    assert Host(order=name, order_starved_at=3).core.orders.default.starved_at == 3.0
+    of_pool = core.on_engine("pooled", "inc", host.join("e").spec, home)
+    core.set_order(home.path, name, (), None)
+    assert core.batchers[of_pool].order.starved_at == beta
+    assert [order.HasField("starved_at") for order in engines_of(core, {}).orders] == [False]
+    core.set_order(home.path, name, (), 0.0)
+    assert core.batchers[of_pool].order.starved_at == 0.0
+    assert [(o.HasField("starved_at"), o.starved_at) for o in engines_of(core, {}).orders] == [(True, 0.0)]
+
+
 @pytest.mark.parametrize(
     ("name", "quanta_s", "starved_at"),
     [("srpt", [1], 8), ("plas", [2, 1], 8), ("plas", [0], 8), ("plas", [float("nan")], 8), ("plas", [1], -1)],

@@ -57,6 +57,14 @@ def test_a_program_that_starved_goes_first_for_one_quantum_and_then_where_its_se
     assert serve(host, [old, new]) == [1, 1, 2, 2, 2, 2, 1, 1]
 
 
+def test_a_new_call_of_a_program_that_waited_long_is_demoted_by_mlfq_as_any_other() -> None:
+    host, (old, new) = two(order="mlfq", order_quanta_s="0.1,0.4", order_starved_at=4)
+    host.core.lifecycle.programs[old.program_id].account.waited_s = 1000.0
+    for guest in (old, new):
+        ask(guest, 4)
+    assert serve(host, [old, new]) == [1, 1, 2, 2, 1, 1, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("preempt", "every", "expected"),
     [

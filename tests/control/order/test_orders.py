@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tartlet_control.order import book as accounts
 from tartlet_control.order.book import Book, Thread
-from tartlet_control.order.orders import ORDERS, Order, starved
+from tartlet_control.order.orders import ORDERS, Order, chosen, starved
 from tartlet_control.order.settings import PREEMPTS
 from tartlet_control.placement.policies import Placement
 from tartlet_control.simulation.costs import UNIT, Costs
@@ -58,6 +58,7 @@ programs = st.lists(
 
 
 @pytest.mark.parametrize("name", ORDERS)
+@settings(deadline=None)
 @given(load=programs)
 def test_no_order_leaves_the_engine_idle_while_a_call_waits(name: str, load: list[tuple[int, list[int]]]) -> None:
     traces = [chain(str(i), at, tuple(steps)) for i, (at, steps) in enumerate(sorted(load, key=lambda p: p[0]))]
@@ -170,6 +171,28 @@ def test_a_boost_lasts_one_quantum_and_forgives_the_call_alone() -> None:
     assert order.rank(thread, 15.0)[0] == 0
     accounts.serve(thread, 1.0)
     assert order.rank(thread, 16.0)[0] == 2
+
+
+def test_a_call_of_mlfq_starves_by_itself_and_is_demoted_however_long_its_program_waited_before() -> None:
+    order = Order("mlfq", (1.0, 2.0), starved_at=4.0)
+    program = Book().add("p", ("", "p", ""), 0.0)
+    program.waited_s = 1000.0
+    busy, starves = Thread(program), Thread(program)
+    levels = []
+    accounts.waits(busy, 0.0)
+    accounts.waits(starves, 0.0)
+    for now in range(4):
+        chosen(order, busy, now)
+        accounts.runs(busy, now)
+        accounts.serve(busy, 1.0)
+        accounts.waits(busy, now + 1)
+        levels.append(order.rank(busy, now + 1)[0])
+    assert levels == [1, 2, 2, 2]
+    assert starved(order, starves, 4.0)
+    assert not starved(order, busy, 4.0)
+    assert starved(Order("plas", (1.0, 2.0), starved_at=4.0), busy, 4.0), "of all its calls, the program has waited"
+    chosen(order, starves, 4.0)
+    assert order.rank(busy, 4.0)[0] == 2, "a call that starved takes no other call of its program along"
 
 
 def test_a_chain_counts_its_longest_path_and_all_its_service() -> None:

@@ -46,7 +46,7 @@ def act(action: str, thread: Thread, amount: float, order: Order, now: float) ->
         case "boost" if order.boosts and starved(order, thread, now):
             book.boost(thread, order.quantum_s, now)
         case "choose":
-            chosen(order, thread)
+            chosen(order, thread, now)
         case "expect":
             expect(thread.program, int(amount * 100))
         case "past":
@@ -153,7 +153,7 @@ def test_steps_that_take_the_first_and_bring_them_back_keep_the_order(name: str)
         taken = found[:20] if step % 3 else found[5:10] + found[100:120]
         for thread in taken:
             ranking.discard(thread)
-            chosen(order, thread)
+            chosen(order, thread, now)
             book.runs(thread, now)
         for thread in taken[: 15 + step % 6]:
             book.serve(thread, 0.02, 1)

@@ -107,6 +107,16 @@ def test_costs_that_a_real_engine_had_are_read_and_flags_go_before_them(tmp_path
     assert costs.read(file) == Costs(1)
 
 
+@pytest.mark.parametrize(("order", "beta"), [("gittins", 64), ("plas", 8)])
+def test_an_order_has_its_own_beta_unless_one_is_named(order: str, beta: int, tmp_path: Path) -> None:
+    def means(*flags: str) -> list[float]:
+        few = ["--programs", "60", "--past", "60", "--slots", "4", "--load", "1.3", "--order", order]
+        assert main([*few, *flags, "--json", str(tmp_path / "numbers.json")]) == 0
+        return [row["mean_s"] for row in json.loads((tmp_path / "numbers.json").read_text())]
+
+    assert means() == means("--beta", str(beta)) != means("--beta", "2")
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [

@@ -20,6 +20,7 @@ QUICK = {"order": "plas", "quantaMilliseconds": [100, 400], "starvedAt": 64, "pr
         {"durability": "off"},
         {"scheduling": QUICK},
         {"scheduling": QUICK, "durability": "degrade"},
+        {"scheduling": {"order": "gittins", "starvedAt": 0}},
         {"scheduling": {"placement": "autellix", "shortTokens": 64}, "durability": "on"},
     ],
 )
