@@ -78,10 +78,12 @@ ARG ACCELERATOR=cpu
 ARG CUDA_ARCHITECTURES=9.0a
 USER 0:0
 COPY --from=modules / /opt/modules/
-# the compilers stay behind in this stage
+# the compilers and Python's headers, if BASE lacks those, stay behind in this stage
 # hadolint ignore=DL3008
 RUN if [ "$ACCELERATOR" = cuda ]; then \
-        apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ && rm -rf /var/lib/apt/lists/* && \
+        apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ && \
+        { [ -e "$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] || \
+            apt-get install -y -qq --no-install-recommends python3-dev; } && rm -rf /var/lib/apt/lists/* && \
         pip install --no-deps --only-binary :all: --require-hashes --target /opt/nvcc -r constraints/image-nvcc.txt && \
         python -m tartlet_worker.attention.ahead_of_time --compiler /opt/nvcc --launcher /opt/tartlet/triton \
             --modules /opt/modules --architectures "$CUDA_ARCHITECTURES"; \

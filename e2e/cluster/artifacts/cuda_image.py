@@ -53,20 +53,17 @@ def make(layout: Layout, modules: Path | None) -> None:
     print(f"built {NAME} in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def ask(layout: Layout) -> dict[str, Any]:
-    """Returns what `cuda_questions.py` found out in the image, and the image's settings and size."""
-    about = json.loads(images.buildah(layout, "inspect", "--type", "image", NAME).stdout)
-    config = about["OCIv1"]["config"]
-    container = images.buildah(layout, "from", NAME).stdout.strip()
-    try:
-        inside = ["python", f"{SCRATCH}/{_QUESTIONS.name}", f"{SCRATCH}/{_PROGRAM.name}"]
-        chroot = ["chroot", f"--userspec={config['User']}", "$ROOTFS", "env", "-i", *config["Env"], *inside]
-        mount = " ".join(map(shlex.quote, images.buildah_command(layout, "mount", container)))
-        script = f"ROOTFS=$({mount})\nset -- {shlex.quote(str(_QUESTIONS))} {shlex.quote(str(_PROGRAM))}{_POD}"
-        script += "exec " + " ".join(word if word == "$ROOTFS" else shlex.quote(word) for word in chroot)
-        said = images.run("sh", "-c", script, network=False).stdout
-    finally:
-        images.buildah(layout, "rm", container)
+def ask(layout: Layout, container: str) -> dict[str, Any]:
+    """Returns what `cuda_questions.py` found out in a container that buildah has made, and the container's settings."""
+    config = json.loads(images.buildah(layout, "inspect", "--type", "container", container).stdout)["OCIv1"]["config"]
+    inside = ["python", f"{SCRATCH}/{_QUESTIONS.name}", f"{SCRATCH}/{_PROGRAM.name}"]
+    chroot = shlex.join(["env", "-i", *config["Env"], *inside])
+    script = (
+        f"ROOTFS=$({shlex.join(images.buildah_command(layout, 'mount', container))})\n"
+        f"set -- {shlex.join(map(str, (_QUESTIONS, _PROGRAM)))}{_POD}"
+        f'exec chroot --userspec={config["User"]} "$ROOTFS" {chroot}'
+    )
+    said = images.run("sh", "-c", script, network=False).stdout
     told = next(line for line in said.splitlines() if line.startswith("told "))
     labels = config.get("Labels") or {}
     return dict(json.loads(told.removeprefix("told "))) | {"settings": {"user": config["User"], "labels": labels}}
@@ -112,7 +109,11 @@ def main(layout: Layout, argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if not args.ask:
         make(layout, args.modules)
-    told = ask(layout)
+    container = images.buildah(layout, "from", NAME).stdout.strip()
+    try:
+        told = ask(layout, container)
+    finally:
+        images.buildah(layout, "rm", container)
     print(json.dumps(told, indent=2))
     wrong = problems(told, {name for needs in every_need() for name in needs.modules()})
     print("\n".join(wrong) or "nothing is wrong with it")

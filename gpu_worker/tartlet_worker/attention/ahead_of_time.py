@@ -125,6 +125,7 @@ def main(argv: list[str]) -> int:
     if lacks := flashinfer_modules.tools_lack(root):
         print(lacks, file=sys.stderr)  # noqa: T201 - a command's output
         return 1
+    print(build_launcher(args.launcher), flush=True)  # noqa: T201 - a command's output
     wanted = list(flashinfer_modules.every_need())
     try:
         if args.modules is not None:
@@ -143,7 +144,6 @@ def main(argv: list[str]) -> int:
     except flashinfer_build.BuildFailed as failed:
         print(failed, file=sys.stderr)  # noqa: T201 - a command's output
         return 1
-    print(build_launcher(args.launcher))  # noqa: T201 - a command's output
     return 0
 
 
