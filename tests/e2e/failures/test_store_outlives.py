@@ -43,6 +43,8 @@ async def main() -> str:
 """
 )
 """Broadcasts messages to a topic, or receives so many, and then returns which ones."""
+LINKED = "a new link begins"
+"""What a runtime's log says once control is back. Killed sooner, control would be away for too long in all."""
 
 
 async def test_a_program_counts_on_in_the_store_while_control_is_killed_at_random(run_dir: Path) -> None:
@@ -53,9 +55,9 @@ async def test_a_program_counts_on_in_the_store_while_control_is_killed_at_rando
             ended = asyncio.ensure_future(counting.wait())
             for _ in range(3):
                 await asyncio.sleep(pick.uniform(0.05, 0.5))
-                serves = server.text().count("control serves")
+                links = server.text().count(LINKED)
                 server.kill("control")
-                await asyncio.to_thread(server.until, "control serves", serves + 1)
+                await asyncio.to_thread(server.until, LINKED, links + 1)
             outcome = await ended
             assert outcome.result == f"{COUNT} {'01' + '11' * (COUNT - 1)}", outcome.error
             again = await (await client.run(program("counter"), ["1"])).wait()
@@ -76,9 +78,9 @@ async def test_subscribers_get_each_message_once_and_in_order_while_control_is_k
             ends = [asyncio.ensure_future(run.wait()) for run in (*senders, *readers)]
             for _ in range(3):
                 await asyncio.sleep(pick.uniform(0.05, 0.3))
-                serves = server.text().count("control serves")
+                links = server.text().count(LINKED)
                 server.kill("control")
-                await asyncio.to_thread(server.until, "control serves", serves + 1)
+                await asyncio.to_thread(server.until, LINKED, links + 1)
             assert [outcome.error for outcome in await asyncio.gather(*ends[:2])] == [None, None]
             server.kill("control")  # now all messages wait in the late subscription
             await client.send(readers[0].program_id, "go")
