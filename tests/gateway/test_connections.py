@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -84,6 +85,27 @@ def test_a_handshake_that_is_no_ascii_is_refused(gateway: Gateway, line: bytes) 
     handshake = b"host: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
     key = b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     assert raw(gateway, line + handshake + key, timeout_s=10).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.2])
+@pytest.mark.parametrize("offer", [b"h2c", b"TLS/1.0, x"])
+def test_an_offer_of_another_protocol_loses_no_body(gateway: Gateway, offer: bytes, pause_s: float) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}).encode()
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade, HTTP2-Settings\r\n"
+        b"upgrade: " + offer + b"\r\nhttp2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\ncontent-length: %d\r\n\r\n" % len(body)
+    )
+    last = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as connection:
+        connection.sendall(head if pause_s else head + body)
+        time.sleep(pause_s)
+        connection.sendall(body if pause_s else b"")
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == 200
+        assert json.loads(answer.read())["usage"]["completion_tokens"] == 2
+        connection.sendall(last)  # the connection goes on in HTTP/1.1
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_a_client_that_sends_ahead_and_leaves_ends_its_run(gateway: Gateway) -> None:

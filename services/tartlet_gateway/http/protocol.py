@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADERS_S: Final = 10.0
 """How long a client may take from its first byte (or from connecting) to the end of its headers."""
 MAX_HEADER_BYTES: Final = 64 << 10
 """The longest request line and headers together."""
+_OF_UPGRADE: Final = frozenset({b"upgrade", b"http2-settings"})
+"""Headers that offer another protocol, and what `Connection` names them by."""
 _AROUND: Final = 4
 """Bytes around a header's name and value: a colon, a space and the end of the line."""
 
@@ -23,6 +26,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _taken_bytes = 0
     _in_headers = True
     _dropping = False
+    _offered = b""  # the method of a request that offers another protocol, until it is parsed again
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline: a client that connects and says nothing is closed."""
@@ -38,7 +42,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Count bytes while headers come; refuse the connection past the bound."""
         if self._in_headers:
             self._header_bytes += len(data)
-        super().data_received(data)
+        self._feed(data)
         if self._in_headers and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._refuse(b"431 Request Header Fields Too Large")
 
@@ -72,7 +76,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
         uvicorn would stop reading until that reply is done, and so not notice a client that goes away. The connection
         closes behind the reply under way, and a client that sends ahead sends again what wasn't answered.
+
+        The head of a request that offers another protocol is passed over: `_feed` gives the parser the request again.
         """
+        parser: Any = self.parser
+        if parser.should_upgrade() and parser.get_method() != b"CONNECT" and not self._should_upgrade():
+            self._offered = parser.get_method()
+            return None
         self._end_headers()
         if self._replying:
             self.cycle.keep_alive = False
@@ -87,10 +97,45 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End a request's body."""
+        if self._offered:
+            return
         if self._dropping:
             self._dropping = False
         else:
             super().on_message_complete()
+
+    def _feed(self, data: bytes) -> None:
+        """Parse bytes. Where the parser stops at an offer of another protocol than WebSocket, go on in HTTP/1.1.
+
+        The parser takes what follows such an offer for the other protocol's, and so loses the request's body. A server
+        may ignore the offer (RFC 9110, section 7.8): the request is parsed again without it.
+        """
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as e:
+            if self._offered:
+                head, self._offered = self._head(self._offered), b""
+                parser: Any = httptools.HttpRequestParser(self)
+                parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+                self.parser = parser
+                self._feed(head + data[e.args[0] :])
+            elif self._should_upgrade():
+                self.handle_websocket_upgrade()
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _head(self, method: bytes) -> bytes:
+        """Return the head of the request that was parsed last, without the offer of another protocol."""
+        lines = [b"%s %s HTTP/1.1" % (method, self.url)]
+        for name, value in self.headers:
+            kept = value
+            if name == b"connection":
+                tokens = (token.strip() for token in value.split(b","))
+                kept = b", ".join(token for token in tokens if token.lower() not in _OF_UPGRADE)
+            if name not in _OF_UPGRADE and (kept or not value):
+                lines.append(name + b": " + kept)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _count(self, size: int) -> None:
         self._taken_bytes += size
