@@ -32,11 +32,11 @@ class Request(Protocol):
     """A request as an API has it."""
 
     @property
-    def model(self) -> str:
-        """The model, or MODEL/INFERLET; "" for the default."""
+    def model(self) -> str | None:
+        """The model, or MODEL/INFERLET; "" or None for the default."""
 
     @property
-    def stream(self) -> bool:
+    def stream(self) -> bool | None:
         """Whether the reply is a stream of events."""
 
 
@@ -138,8 +138,8 @@ class Answers(Generic[R]):
         """Launch the run that answers; return it and the model's name."""
         caller = caller_of(exchange.scope)
         backend = self._backends.of(caller)
-        caller.model = request.model
-        chosen = target(request.model, await backend.models.list())
+        caller.model = request.model or ""
+        chosen = target(caller.model, await backend.models.list())
         arguments = chat_arguments(chat) | ({"adapter": chosen.adapter} if chosen.adapter else {})
         run = await backend.runs.start(chosen, arguments, durable=durable, session=session, tied=tied)
         caller.program_id = run.program_id

@@ -52,5 +52,5 @@ class CountTokens:
         request, chat = read_count(body)
         fields = {name: value for name, value in chat_arguments(chat).items() if name in _PROMPT}
         fields["tools_optional"] = True  # as for an answer: a template without a place for tools isn't told of them
-        told = await tokens_answer(self._backends, caller_of(exchange.scope), request.model, fields)
+        told = await tokens_answer(self._backends, caller_of(exchange.scope), request.model or "", fields)
         return msgspec.json.decode(told, type=_Counted).count

@@ -27,14 +27,14 @@ class MessagesRequest(Struct, kw_only=True):
 
     max_tokens: int
     messages: list[Said]
-    model: str = ""
-    system: str | list[dict[str, Any]] = ""
-    stop_sequences: list[str] = []
-    stream: bool = False
+    model: str | None = None
+    system: str | list[dict[str, Any]] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
-    tools: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
 
@@ -78,7 +78,7 @@ def _chat_of(request: MessagesRequest) -> ChatRequest:
     chat = {
         "model": request.model,
         "messages": messages,
-        "tools": [_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools)],
+        "tools": [_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or ())],
         "tool_choice": _choice(request.tool_choice) if request.tools else None,
         "parallel_tool_calls": False if (request.tool_choice or {}).get("disable_parallel_tool_use") else None,
         "stop": request.stop_sequences,

@@ -81,8 +81,8 @@ class Completions:
         """
         caller = caller_of(exchange.scope)
         backend = self._backends.of(caller)
-        caller.model = request.model
-        chosen = target(request.model, await backend.models.list())
+        caller.model = request.model or ""
+        chosen = target(caller.model, await backend.models.list())
         if chosen.inferlet:
             arguments = further_fields(request, body) | arguments
         if chosen.adapter:
@@ -132,7 +132,7 @@ class _Stream:
 
     def __init__(self, exchange: Exchange, reply: Reply, request: ChatRequest | CompletionRequest) -> None:
         options = request.stream_options
-        self._totals = options is not None and options.include_usage
+        self._totals = options is not None and bool(options.include_usage)
         if options is not None and options.continuous_usage_stats:
             reply.usage_in_chunks = "counts"
         elif self._totals:

@@ -38,14 +38,14 @@ _Stop = str | list[str] | None
 class StreamOptions(Struct):
     """`stream_options`."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Sampling(Structured, kw_only=True):
     """Fields that chat and text completions share. None is the API's default."""
 
-    model: str = ""
+    model: str | None = None
     n: _Choices | None = None
     temperature: _Temperature | None = None
     top_p: _Share | None = None
@@ -54,9 +54,9 @@ class Sampling(Structured, kw_only=True):
     seed: _Seed | None = None
     stop: _Stop = None
     stop_token_ids: list[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]] | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = None
     max_tokens: _Count | None = None
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     logit_bias: dict[str, _Bias] | None = None
     presence_penalty: _Penalty | None = None
@@ -78,7 +78,7 @@ class ChatRequest(Sampling, kw_only=True):
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     modalities: list[str] | None = None
-    continue_final_message: bool = False
+    continue_final_message: bool | None = None
 
 
 class CompletionRequest(Sampling, kw_only=True):
@@ -86,7 +86,7 @@ class CompletionRequest(Sampling, kw_only=True):
 
     prompt: Any = None
     logprobs: _Logprobs | None = None
-    echo: bool = False
+    echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
 

@@ -19,9 +19,9 @@ class ResponseRequest(Struct, kw_only=True, omit_defaults=True):
     """The body. Fields that aren't here are ignored, as other servers do."""
 
     input: str | list[dict[str, Any]]
-    model: str = ""
+    model: str | None = None
     instructions: str | None = None
-    tools: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] | None = None
     tool_choice: Any = "auto"
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
@@ -29,7 +29,7 @@ class ResponseRequest(Struct, kw_only=True, omit_defaults=True):
     top_p: float | None = None
     max_output_tokens: int | None = None
     metadata: dict[str, str] | None = None
-    stream: bool = False
+    stream: bool | None = None
     store: bool | None = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -76,7 +76,7 @@ def chat_of(request: ResponseRequest, earlier: Sequence[Mapping[str, Any]]) -> C
     chat = {
         "model": request.model,
         "messages": _messages(request, earlier),
-        "tools": _tools(request.tools),
+        "tools": _tools(request.tools or []),
         "tool_choice": _choice(request.tool_choice) if request.tools else None,
         "parallel_tool_calls": request.parallel_tool_calls,
         "response_format": _format(request.text or {}),
