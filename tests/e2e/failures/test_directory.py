@@ -7,7 +7,6 @@ import json
 import signal
 from pathlib import Path
 
-import pytest
 import redis
 
 import tartlet
@@ -16,18 +15,6 @@ from tests.e2e.serving import Serving, serving, until_nothing_is_held
 from tests.redis_server import RedisServer, redis_server
 
 SOURCE = tartlet.Source.from_file(Path(__file__).parents[1] / "answers" / "prefixes.py")
-MODEL = Path(__file__).parents[3] / "models" / "demo"
-WRITES = b"""
-import json
-from inferlet import Context
-
-async def main(args):
-    async with Context() as ctx:
-        ctx.fill(f"Program {args[0]}:")
-        async for _ in ctx.generate(max_tokens=int(args[1]), eos=False):
-            pass
-        return json.dumps(ctx.tokens)
-"""
 
 
 async def told(client: tartlet.AsyncClient, *args: str) -> list[object]:
@@ -127,55 +114,3 @@ async def test_control_serves_while_redis_does_not_answer_and_reads_it_later(run
                 while "the directory had 1 names" not in server.text():  # noqa: ASYNC110 - a log tells nobody
                     await asyncio.sleep(0.05)
             assert (await told(client, "load", "Now"))[:2] == answer[:2]
-
-
-async def writes(client: tartlet.AsyncClient, number: int, tokens: int, ended: list[int]) -> list[int]:
-    """Run a program that writes so many tokens, and note its end; returns its context's tokens."""
-    source = tartlet.Source(WRITES, filename=f"{tokens}.py")
-    done = await (await client.run(source, args=[str(number), str(tokens)])).wait()
-    assert done.result is not None, done.error
-    ended.append(number)
-    return list(json.loads(done.result))
-
-
-async def until_begun(client: tartlet.AsyncClient, programs: int, ended: list[int]) -> None:
-    """Wait until so many programs wait for the engine, have computed there, or have ended."""
-    begun = 0
-    while begun < programs:
-        await asyncio.sleep(0.01)
-        state = (await client.state()).control
-        begun = len(ended) + sum(program["service_s"] > 0 or program["rank"] > 0 for program in state["programs"])
-
-
-@pytest.mark.parametrize(("order", "expected"), [("fcfs", [0, 1, 2, 3, 4]), ("plas", [2, 3, 4, 0, 1])])
-async def test_programs_end_in_their_order_on_a_torch_engine_while_redis_is_killed(
-    run_dir: Path, order: str, expected: list[int]
-) -> None:
-    tokens = [250, 250, 4, 4, 4]
-    env = {
-        "TARTLET_CONTROL_ORDER": order,
-        "TARTLET_CONTROL_ORDER_QUANTA_S": "0.05",
-        "TARTLET_CONTROL_ORDER_STARVED_AT": "0",
-        "TARTLET_WORKER_MAX_BATCH_COMMANDS": "1",
-        "TARTLET_WORKER_BATCH_INVARIANT": "true",
-    }
-    with (
-        redis_server(run_dir / "redis") as kept,
-        serving(
-            run_dir, "--model", str(MODEL), engine="torch", TARTLET_CONTROL_DIRECTORY_URL=kept.url, **env
-        ) as server,
-    ):
-        async with asyncio.timeout(200), tartlet.AsyncClient(server.address) as client:
-            alone = [await writes(client, number, count, []) for number, count in enumerate(tokens)]
-            await until_written(kept.url, "histories")
-            ended: list[int] = []
-            running: list[asyncio.Task[list[int]]] = []
-            for number, count in enumerate(tokens):
-                running.append(asyncio.create_task(writes(client, number, count, ended)))
-                await until_begun(client, number + 1, ended)
-                if number == 1:
-                    kept.kill()
-            assert await asyncio.gather(*running) == alone
-            assert ended == expected
-            await asyncio.to_thread(kept.start)
-            await until_written(kept.url, "histories")
