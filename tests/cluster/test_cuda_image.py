@@ -1,4 +1,4 @@
-"""How the answers of the image for CUDA are judged; the image itself is built by hand, because that takes 5 GB."""
+"""How the answers of the image for CUDA are judged; the image itself is built by hand, because that takes long."""
 
 from __future__ import annotations
 
