@@ -269,7 +269,7 @@ class ControlService(WatchService):
         """Return where programs run, how many pages they hold, and which runtimes are connected."""
         scope = scope_of(context)
         for program_id in request.program_ids:
-            self._core.takeovers.recall(program_id)
+            self._core.takeovers.recall(program_id, scope)
         if self._core.takeovers.orphans:
             self._loop.changed()
         found = [self._core.lifecycle.locate(i, scope) for i in request.program_ids]

@@ -9,7 +9,7 @@ import pytest
 
 from tartlet_common.abi import Op
 from tartlet_common.errors.registry import JournalUnavailable, Overloaded, RuntimeLost, Superseded, UnknownProgram
-from tartlet_common.rpc.tenancy import EVERYONE
+from tartlet_common.rpc.tenancy import EVERYONE, Scope
 from tartlet_control.core import lifecycle
 from tartlet_control.core.lifecycle import Kept, StartRequest
 from tartlet_control.core.runtimes.takeovers import ALL_COMMANDS, RETRY_S
@@ -220,7 +220,9 @@ def test_the_end_of_a_program_is_told_by_another_runtime_for_whoever_asks() -> N
     other = core.on_runtime("rt2", "two", "unix:rt2", [], journals="store")
     core.lose_runtime(host.session)
     assert not other.outbox.notices.takeovers, "nobody has asked"
-    core.takeovers.recall("p")
+    core.takeovers.recall("p", Scope("another tenant"))
+    assert not core.takeovers.orphans
+    core.takeovers.recall("p", EVERYONE)
     program_id, epoch = taken(other)
     core.on_start(other, StartRequest(7, program_id, durable=True, adopts=True, epoch=epoch))
     assert other.outbox.notices.adopted == [Adopted(7, ALL_COMMANDS, 0.0)]
@@ -238,7 +240,7 @@ def test_who_asks_for_a_program_that_runs_again_leaves_it_alone() -> None:
     core.lose_runtime(host.session)
     program_id, epoch = taken(other)
     core.on_start(other, StartRequest(7, program_id, durable=True, adopts=True, epoch=epoch))
-    core.takeovers.recall("p")
+    core.takeovers.recall("p", EVERYONE)
     assert not core.takeovers.orphans
     assert not other.outbox.notices.takeovers
     assert core.lifecycle.locate("p", EVERYONE)[0] == "unix:rt2"
@@ -285,7 +287,7 @@ def test_an_end_that_control_has_forgotten_meanwhile_is_unknown(monkeypatch: pyt
     core = host.core
     other = core.on_runtime("rt2", "two", "unix:rt2", [], journals="store")
     core.lose_runtime(host.session)
-    core.takeovers.recall("p")
+    core.takeovers.recall("p", EVERYONE)
     epoch = taken(other)[1]
     core.on_kept(other, [Kept("later"), Kept("still later")])
     core.on_start(other, StartRequest(7, "p", durable=True, adopts=True, epoch=epoch))

@@ -24,6 +24,7 @@ from tartlet_common.errors.registry import (
     UnknownProgram,
 )
 from tartlet_common.pauses import Pause
+from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.core.lifecycle import Lifecycle, StartRequest
 from tartlet_control.core.places import pausing
 from tartlet_control.core.runtimes.searches import Found, Searches
@@ -134,10 +135,10 @@ class Takeovers:
         to.programs[handle] = program
         self.on_moved(program)
 
-    def recall(self, program_id: str) -> None:
-        """Let a runtime tell the end of an ended program whose runtime is gone."""
+    def recall(self, program_id: str, scope: Scope) -> None:
+        """Let a runtime tell the end of an ended program whose runtime is gone, if `scope` may see the program."""
         ended = self._lifecycle.ended_at.get(program_id)
-        if program_id in self._lifecycle.programs:
+        if program_id in self._lifecycle.programs or (ended is not None and not scope.allows(ended.tenant)):
             return
         if ended is not None and ended.session is self._nowhere and program_id not in self.orphans:
             self.orphans[program_id] = Orphan(program_id, ended.journals, ended.epoch, self._clock.now())
