@@ -36,7 +36,7 @@ LONG_PREFILL = 16
 SPLIT_TILES = 256
 """With fewer tiles than that, counting key heads, the runs of long contexts are computed side by side."""
 SPLIT_BYTES = 128 << 20
-"""Memory for the states of runs that a graph computes side by side."""
+"""Memory for the states of runs that are computed side by side, at most."""
 MOST_DIMS = 256
 """Numbers of the widest head."""
 
@@ -166,7 +166,8 @@ class TritonPaged:
         tiles = len(p.tiles)
         if not tiles:
             return out.view(tokens, heads * dim)
-        split = p.runs > 1 and tiles * kv_heads < SPLIT_TILES
+        held = 4 * tiles * kv_heads * p.runs * p.rows * (dims + 2)
+        split = p.runs > 1 and tiles * kv_heads < SPLIT_TILES and held <= SPLIT_BYTES
         states = (tiles, kv_heads, p.runs, p.rows) if split else (1,)
         top, total = torch.empty(2, *states, dtype=torch.float32, device=q.device)
         sums = torch.empty(*states, dims, dtype=torch.float32, device=q.device)

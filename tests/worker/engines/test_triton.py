@@ -102,6 +102,27 @@ def test_runs_side_by_side_give_the_bits_of_runs_in_turn(monkeypatch: pytest.Mon
     assert torch.equal(*said)
 
 
+@pytest.mark.parametrize(("spare", "programs"), [(0, 3), (-1, 1)])
+def test_runs_are_side_by_side_only_where_their_states_fit(
+    spare: int, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grids: list[tuple[int, ...]] = []
+
+    class Launched:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return lambda *_, **__: None
+
+    batch, total = batch_of("triton states", [1, 2], [1500, 700], 16, masks=False)
+    states = 4 * 2 * 2 * 3 * 16 * (16 + 2)  # two tiles of 16 rows, two heads, three runs
+    monkeypatch.setattr(triton_paged, "SPLIT_BYTES", states + spare)
+    for kernel in ("attend", "join_runs"):
+        monkeypatch.setattr(triton_paged, kernel, Launched())
+    attention, kv = TritonPaged(2, "cpu", group=2), torch.zeros(2, total, 2, 16, 16)
+    attention.run(attention.prepare(batch), torch.zeros(3, 4, 16), kv, None)
+    assert grids == [(2, 2, programs), (2, 2)][: 2 if programs > 1 else 1]
+
+
 def test_a_table_of_many_runs_is_read_where_no_lists_were_sent() -> None:
     # A block that is read ahead of its run must not touch the lists, which aren't there.
     length, size, pages = 1301, 16, 82
