@@ -1,13 +1,17 @@
-"""Pages of suspended programs in the host's memory: one gathered transfer out, and one back.
+"""Pages of suspended programs in the host's memory: gathered transfers out, and back.
 
 On a CUDA device the memory is pinned, and the transfers run on a stream of their own, beside what the device computes.
 A step that brings pages back doesn't wait for them, and neither does the host. The first step that uses one of these
 pages waits on the device.
+
+Pages go and come in portions, each through a buffer on the device that is there from the start: a worker brings pages
+out when the device is full, so that is no time to ask the device for memory.
 """
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -20,8 +24,25 @@ from tartlet_worker.csr import Ints
 from tartlet_worker.page_tables import PageTables
 from tartlet_worker.pools import Pools
 
+PORTION = 64 << 20
+"""Bytes of the pages that go through a buffer at a time, at most, or one page where a page is larger."""
 _TRIED = 64
 """Pages that are copied to find out how long one takes."""
+
+
+def portion_pages(count: int, page_bytes: int) -> int:
+    """Return the pages of a portion, for `count` host pages of `page_bytes`.
+
+    Example:
+        >>> portion_pages(1000, 2 << 20), portion_pages(5, 2 << 20), portion_pages(5, 1 << 30)
+        (32, 5, 1)
+    """
+    return min(count, max(1, PORTION // page_bytes))
+
+
+def buffer_bytes(count: int, page_bytes: int) -> int:
+    """Return the bytes on a CUDA device of the two buffers, out and back, for `count` host pages of `page_bytes`."""
+    return 2 * portion_pages(count, page_bytes) * page_bytes
 
 
 class HostPages:
@@ -44,6 +65,11 @@ class HostPages:
         apart = self._copies is not None
         shape = (count, layers, both, heads, size, dim) if apart else (layers, both, count, heads, size, dim)
         self.kv = torch.empty(shape, dtype=pools.kv.dtype, pin_memory=cuda)
+        self._portion = portion_pages(count, pools.kv[:, :, 0].nbytes)
+        buffers = (self._portion, *shape[1:]) if apart else (0,)
+        self._leaving = torch.empty(buffers, dtype=pools.kv.dtype, device=pools.kv.device)
+        self._come = torch.empty_like(self._leaving)
+        self._left: Arrival | None = None  # of what went through `_leaving` last
         self._position = np.full((count, size), -1, np.int32)
         self._hidden = np.zeros((count, size), np.bool_)
         self._coming: list[tuple[Ints, Arrival]] = []  # pages that may not be there yet
@@ -56,22 +82,29 @@ class HostPages:
             return
         pools, pages = self._pools, swaps.out_page
         self.wait_for(pages)
-        gathered = pools.kv.index_select(2, pools.index(pages))
         if self._copies is None:
-            self.kv.index_copy_(2, pools.index(swaps.out_host), gathered)
+            self.kv.index_copy_(2, pools.index(swaps.out_host), pools.kv.index_select(2, pools.index(pages)))
         else:
-            self._send(gathered.permute(2, 0, 1, 3, 4, 5).contiguous(), swaps.out_host, self._copies)
+            for first in range(0, len(pages), self._portion):
+                part = slice(first, first + self._portion)
+                self._send(pages[part], swaps.out_host[part], self._copies)
         self._position[swaps.out_host] = pools.position[pages]
         self._hidden[swaps.out_host] = pools.hidden[pages]
 
-    def _send(self, gathered: torch.Tensor, to: Ints, copies: CopyStream) -> None:
+    def _send(self, pages: Ints, to: Ints, copies: CopyStream) -> None:
+        """Gather a portion once the one before has left the buffer, and launch its copies to the host."""
+        if self._left is not None and not self._left.done():
+            self._left.hold_computing()
+        gathered = self._leaving[: len(pages)]
+        by_page = self._pools.kv.permute(2, 0, 1, 3, 4, 5)
+        torch.index_select(by_page, 0, self._pools.index(pages), out=gathered)
+
         def send() -> None:
             for first, last in _runs(to):
                 at = int(to[first])
                 self.kv[at : at + last - first].copy_(gathered[first:last], non_blocking=True)
-            _used_here(gathered)
 
-        copies.launch(send, after_computing=True)
+        self._left = copies.launch(send, after_computing=True)
 
     # ---- back -----------------------------------------------------------------------------------------------------
 
@@ -89,22 +122,27 @@ class HostPages:
         pools.refresh(pages)
 
     def _receive(self, at: Ints, into: torch.Tensor, copies: CopyStream) -> Arrival:
-        """Launch the copies from the host, and once the pages are cleared, the writing of the pages."""
-        come: list[torch.Tensor] = []
-        kv = self._pools.kv
+        """Launch the copies from the host, and once the pages are cleared, the writing of the pages.
 
-        def receive() -> None:
-            whole = torch.empty((len(at), *self.kv.shape[1:]), dtype=kv.dtype, device=kv.device)
-            for first, last in _runs(at):
-                host = int(at[first])
-                whole[first:last].copy_(self.kv[host : host + last - first], non_blocking=True)
-            come.append(whole)
+        The first portion comes before the pages are cleared. The stream alone uses the buffer, so each portion follows
+        the writing of the one before.
+        """
+        kv, size = self._pools.kv, self._portion
+
+        def receive(start: int) -> None:
+            for first, last in _runs(at[start : start + size]):
+                host = int(at[start + first])
+                self._come[first:last].copy_(self.kv[host : host + last - first], non_blocking=True)
 
         def write() -> None:
-            kv.index_copy_(2, into, come.pop().permute(1, 2, 0, 3, 4, 5))
+            for start in range(0, len(at), size):
+                if start:
+                    receive(start)
+                pages = into[start : start + size]
+                kv.index_copy_(2, pages, self._come[: len(pages)].permute(1, 2, 0, 3, 4, 5))
             _used_here(into)
 
-        copies.launch(receive, after_computing=False)
+        copies.launch(partial(receive, 0), after_computing=False)
         return copies.launch(write, after_computing=True)
 
     # ---- steps that use pages ---------------------------------------------------------------------------------------

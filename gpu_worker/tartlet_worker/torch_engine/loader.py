@@ -27,7 +27,7 @@ from tartlet_worker.checkpoints.text_files import TOKENIZER, Texts, read_texts
 from tartlet_worker.checkpoints.weights import WeightReader
 from tartlet_worker.grammar import optional
 from tartlet_worker.graphs.buckets import table_width
-from tartlet_worker.host_pages import HostPages
+from tartlet_worker.host_pages import HostPages, buffer_bytes
 from tartlet_worker.kernels import available
 from tartlet_worker.kernels.library import MAX_GROUP
 from tartlet_worker.models.base import Decoder
@@ -124,7 +124,7 @@ def load_engine(
             decoder = make_decoder(config, options, reader, dtype, adapters)
         options = replace(options, kv_memory_bytes=_measured(config, options, rows, decoder))
     sizes = pool_sizes(config, options)
-    held = pool_bytes(sizes, config, dtype.itemsize) + _held_by_graphs(config, options, rows)
+    held = pool_bytes(sizes, config, dtype.itemsize) + _held_beside(config, options, rows)
     free = checked_room(options.device, held)  # before the weights are loaded, which takes long
     with _out_of_memory(options.device, held, free):
         decoder = decoder or make_decoder(config, options, reader, dtype, adapters)
@@ -188,17 +188,20 @@ def _measured(config: ModelConfig, options: EngineOptions, rows: tuple[int, ...]
     batch = batch_bytes(
         config, tokens=options.max_batch_tokens, commands=options.max_batch_commands, element_bytes=item
     )
-    held = pools + _held_by_graphs(config, options, rows) + _held_by_attention(config, options, rows, decoder)
+    held = pools + _held_beside(config, options, rows) + _held_by_attention(config, options, rows, decoder)
     found = kv_bytes(free, pools=held, batch=batch, device=options.device)
     log.info("KV pages take %d of the %d bytes that are free on %s", found, free, options.device)
     return found
 
 
-def _held_by_graphs(config: ModelConfig, options: EngineOptions, rows: tuple[int, ...]) -> int:
-    if not rows:
-        return 0
+def _held_beside(config: ModelConfig, options: EngineOptions, rows: tuple[int, ...]) -> int:
+    """Return the bytes of the device that graphs take, and the buffers through which pages go to the host."""
     item = DTYPES[options.dtype].itemsize
-    return graph_bytes(config, rows=rows[-1], page_size=options.page_size, element_bytes=item)
+    one = page_bytes(config, options.page_size, item)
+    swaps = buffer_bytes(options.host_kv_bytes // one, one) if options.device.startswith("cuda") else 0
+    if not rows:
+        return swaps
+    return swaps + graph_bytes(config, rows=rows[-1], page_size=options.page_size, element_bytes=item)
 
 
 def _held_by_attention(config: ModelConfig, options: EngineOptions, rows: tuple[int, ...], decoder: Decoder) -> int:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tartlet_common.engine.step import EMPTY_I32, Step, Swaps
 from tartlet_common.errors.registry import OutOfDeviceMemory
+from tartlet_worker import host_pages
 from tartlet_worker.copy_stream import CudaCopies
 from tartlet_worker.host_pages import HostPages, _runs
 from tartlet_worker.sampling.torch_sampler import TorchSampler
@@ -115,6 +117,15 @@ class Arrived:
         self.copies.run(self.at)
 
 
+@pytest.fixture(params=[None, 2], ids=["one portion", "portions of two"])
+def portion(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
+    """Let portions have two pages, or all."""
+    if request.param:
+        one = load_engine(checkpoint(NAME), dtype="float32", page_size=4, num_pages=1).spec.kv_bytes_per_token * 4
+        monkeypatch.setattr(host_pages, "PORTION", 2 * one + 1)
+    return request.param
+
+
 def beside(engine: TorchEngine) -> tuple[TorchEngine, LateCopies]:
     """Return an engine over the same pools whose copies run late."""
     copies = LateCopies()
@@ -192,6 +203,7 @@ def test_whatever_touches_a_page_that_comes_waits_for_it(use: str) -> None:
     assert came_last == (use in {"out", "copy"}), "what came late didn't overwrite what came after"
 
 
+@pytest.mark.usefixtures("portion")
 @pytest.mark.parametrize("seed", range(6))
 def test_any_order_of_steps_computes_what_it_would_without_the_stream(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -225,6 +237,43 @@ def test_any_order_of_steps_computes_what_it_would_without_the_stream(seed: int)
     late.reset(keep=range(PAGES))
     assert torch.equal(plain.pools.kv[:, :, :PAGES], late.pools.kv[:, :, :PAGES])
     assert np.array_equal(plain.pools.position, late.pools.position)
+
+
+@pytest.mark.parametrize("portion", [2], indirect=True)
+def test_swapping_takes_no_more_of_the_device_than_two_portions(portion: int) -> None:
+    pools = small().pools
+    one, seen = pools.kv[:, :, 0].nbytes, Allocations()
+    copies = LateCopies()
+    with seen:
+        host = HostPages(pools, HOST, copies)
+    assert sorted(seen.sizes)[-3:] == [portion * one, portion * one, HOST * one]
+    assert host_pages.buffer_bytes(HOST, one) == 2 * portion * one
+    pools.kv.normal_()
+    before, ids, there = pools.kv[:, :, :5].clone(), np.arange(5, dtype=np.int32), i32([5, 1, 2, 3, 0])
+    seen.sizes.clear()
+    with seen:
+        host.copy_out(Swaps(ids, there, EMPTY_I32, EMPTY_I32))
+        pools.clear_pages(ids)
+        host.copy_in(Swaps(EMPTY_I32, EMPTY_I32, there, ids))
+        host.wait_for_all()
+    assert max(seen.sizes, default=0) < one
+    assert torch.equal(pools.kv[:, :, :5], before)
+    assert copies.waits == [1, 2, len(copies.work)], "a portion leaves the buffer before the next one is gathered"
+
+
+class Allocations(TorchDispatchMode):
+    """Notes the bytes of each tensor that an operation makes rather than writes or shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {a.untyped_storage().data_ptr() for a in [*args, *(kwargs or {}).values()] if torch.is_tensor(a)}
+        made = func(*args, **(kwargs or {}))
+        if torch.is_tensor(made) and made.untyped_storage().data_ptr() not in given:
+            self.sizes.append(made.nbytes)
+        return made
 
 
 def test_work_beside_the_computing_waits_and_is_waited_for_on_the_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
