@@ -87,12 +87,17 @@ async def follow(client: tartlet.AsyncClient, spec: tartlet.LaunchSpec, tool: To
     program_id = (await client.launch(spec=spec)).program_id
     run = await client.attach(program_id)
     last_s = time.monotonic()
-    async for event in run:
-        now_s = time.monotonic()
-        seen.longest_s, last_s = max(seen.longest_s, now_s - last_s), now_s
-        if isinstance(event, tartlet.Message):
-            for line in event.text.splitlines():
-                await tool.hear(program_id, line)
+    try:
+        async for event in run:
+            now_s = time.monotonic()
+            seen.longest_s, last_s = max(seen.longest_s, now_s - last_s), now_s
+            if isinstance(event, tartlet.Message):
+                for line in event.text.splitlines():
+                    await tool.hear(program_id, line)
+    except TartletError as e:
+        silent_s = time.monotonic() - last_s
+        e.add_note(f"the client of program {program_id} had heard nothing for {silent_s:.0f} s")
+        raise
     assert run.ended is not None
     if run.ended.error is not None:
         raise run.ended.error
@@ -115,7 +120,7 @@ async def slot(
             result = await follow(client, spec_of(source, variant), Tool(client, seen), seen)
         except TartletError as e:
             seen.failed[e.name] += 1
-            report.progress(f"chaos: a program ended in {e.name}: {str(e)[-300:]}")
+            report.progress(f"chaos: a program ended in {e.name}: {str(e)[-300:]} {getattr(e, '__notes__', '')}")
             continue
         seen.ended += 1
         if result != expected[variant]:
