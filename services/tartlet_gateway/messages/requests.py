@@ -12,7 +12,11 @@ from tartlet_gateway.openai.errors import ApiError
 from tartlet_gateway.openai.requests import ChatRequest, read_chat
 
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
-_RENAMED: Final = (("max_completion_tokens", "max_tokens"), ("stop", "stop_sequences"))
+_RENAMED: Final = (
+    ("max_completion_tokens", "max_tokens"),
+    ("stop", "stop_sequences"),
+    ("response_format", "output_config.format"),
+)
 
 
 class Said(Struct):
@@ -37,6 +41,7 @@ class MessagesRequest(Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
 
 
 class CountRequest(MessagesRequest, kw_only=True):
@@ -82,6 +87,7 @@ def _chat_of(request: MessagesRequest) -> ChatRequest:
         "tool_choice": _choice(request.tool_choice) if request.tools else None,
         "parallel_tool_calls": False if (request.tool_choice or {}).get("disable_parallel_tool_use") else None,
         "stop": request.stop_sequences,
+        "response_format": _format((request.output_config or {}).get("format")),
         "temperature": request.temperature,
         "top_k": request.top_k,
         "top_p": request.top_p,
@@ -148,6 +154,15 @@ def _tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
         raise ApiError(400, f"{path}: only tools of the client's own, with a name, can be called here.", param=path)
     function = {"name": tool["name"], "parameters": tool.get("input_schema") or {"type": "object"}}
     return {"type": "function", "function": function | ({"description": d} if (d := tool.get("description")) else {})}
+
+
+def _format(form: Any) -> Any:
+    if form is None:
+        return None
+    if not isinstance(form, dict) or form.get("type") != "json_schema":
+        told = "output_config.format: an object with the type json_schema and a schema."
+        raise ApiError(400, told, param="output_config.format")
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.get("schema")}}
 
 
 def _choice(choice: dict[str, Any] | None) -> Any:

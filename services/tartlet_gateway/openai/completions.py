@@ -16,6 +16,7 @@ from tartlet_gateway.http.exchange import Exchange
 from tartlet_gateway.openai import sse
 from tartlet_gateway.openai.bodies import fields_of, json_body
 from tartlet_gateway.openai.errors import JSON, ApiError, answering, from_tartlet, refusal, until_stopped
+from tartlet_gateway.openai.further import check_further
 from tartlet_gateway.openai.replies import Form, Reply
 from tartlet_gateway.openai.requests import (
     ChatRequest,
@@ -83,8 +84,11 @@ class Completions:
         backend = self._backends.of(caller)
         caller.model = request.model or ""
         chosen = target(caller.model, await backend.models.list())
+        further = further_fields(request, body)
         if chosen.inferlet:
-            arguments = further_fields(request, body) | arguments
+            arguments = further | arguments
+        else:
+            check_further(further)
         if chosen.adapter:
             arguments |= {"adapter": chosen.adapter}
         durable = exchange.header(b"x-tartlet-durable") == b"1"

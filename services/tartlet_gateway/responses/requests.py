@@ -40,6 +40,8 @@ class ResponseRequest(Struct, kw_only=True, omit_defaults=True):
     background: bool | None = None
     max_tool_calls: int | None = None
     prompt: Any = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(ResponseRequest)
@@ -52,9 +54,11 @@ def read_response(body: bytes) -> tuple[ResponseRequest, ChatRequest]:
         ApiError: 400 with `param`, when a field is wrong or isn't offered.
     """
     request = decoded(_DECODER, body)
-    for name in ("conversation", "prompt", "max_tool_calls"):
+    for name in ("conversation", "prompt", "max_tool_calls", "top_logprobs"):
         if getattr(request, name):
             raise not_offered(name)
+    if "message.output_text.logprobs" in (request.include or ()):
+        raise not_offered("include")
     if request.truncation == "auto":
         raise not_offered("truncation")
     if not request.input:
