@@ -21,8 +21,8 @@ class Step:
 STEPS: Final = (
     Step("preflight", "preflight", 40, "versions, the card, rates of copies and products, one Triton kernel"),
     Step("tests", "suites", 80, "the tests that need a card, by gathered pages and by Triton's kernels"),
-    Step("weights", "weights", 45, "checkpoints of the 1B and 8B shapes with random weights"),
-    Step("baseline", "baseline", 40, "the bare loop without graphs, batch 1 and 32"),
+    Step("weights", "weights", 40, "checkpoints of the 1B and 8B shapes with random weights"),
+    Step("baseline", "baseline", 30, "the bare loop without graphs, batch 1 and 32"),
     Step(
         "flashinfer",
         "flashinfer",
@@ -31,9 +31,9 @@ STEPS: Final = (
         needs_kernels=True,
     ),
     Step("graphs", "graphs", 50, "capture all graphs; replays against eager steps; what graphs hold"),
-    Step("decode", "decode", 105, "milliseconds of a decode step for each path, batch and shape"),
-    Step("programs", "programs", 90, "time a token through core-Wasm programs over the bare loop"),
-    Step("policies", "policies", 75, "batching policies under load (Pie, Table 5)"),
+    Step("decode", "decode", 90, "milliseconds of a decode step for each path, batch and shape"),
+    Step("programs", "programs", 130, "time a token through core-Wasm programs over the bare loop"),
+    Step("policies", "policies", 70, "batching policies under load (Pie, Table 5)"),
     Step("swap", "swap", 20, "swapping contexts to the host"),
 )
 TOTAL_S: Final = 600

@@ -5,6 +5,7 @@ from tartlet_common.engine.step import Swaps as Swaps
 from tartlet_common.engine.step import TableChanges as TableChanges
 from tartlet_worker.attention import flashinfer_modules as flashinfer_modules
 from tartlet_worker.attention.base import AttentionBatch as AttentionBatch
+from tartlet_worker.attention.flashinfer import FEW_ROWS as FEW_ROWS
 from tartlet_worker.attention.flashinfer import FlashInfer as FlashInfer
 from tartlet_worker.attention.shape import Shape as Shape
 from tartlet_worker.attention.shape import classify as classify

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -37,7 +39,21 @@ class CudaCapture:
                 body()
             self._stream.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            captured = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+            with _no_garbage(), captured:
                 body()
             before.wait_stream(self._stream)
         return graph.replay
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Keep Python from collecting garbage: a graph of an earlier engine that is freed now would spoil the capture."""
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
