@@ -81,7 +81,7 @@ bench-operator: setup  ## The operator with 1,000 to 10,000 Inferlets on a real 
 ##@ The demo model
 
 .PHONY: model
-model: setup  ## Trains it in 59 minutes of two cores, into OUT=models/work/demo (at half the speed without a C++ compiler)
+model: setup  ## Trains it in 94 minutes of two cores, into OUT=models/work/demo (at half the speed without a C++ compiler)
 	$(BIN)/python -m models.training.train --out $(OUT) $(if $(shell command -v $(CXX) 2>/dev/null),--compiled) $(ARGS)
 
 .PHONY: eval-model

@@ -104,7 +104,7 @@ async def chat_prompt(request: dict[str, Any], model: Model) -> Prompts:
     writes_calls = any(message.get("tool_calls") for message in request["messages"])
     written = await tool_format(model) if tools or writes_calls else None
     form = written if tools else None
-    told = tools if form is not None and form.family != "demo" else None
+    told = tools if form is not None and form.family != "bare" else None
     messages = [tool_formats.in_prompt(message, written) for message in request["messages"]]
     try:
         try:
@@ -160,7 +160,7 @@ async def tool_format(model: Model) -> tool_formats.ToolFormat:
     try:
         return tool_formats.format_of(await format_chat(probe, tools=tool_formats.probe(), model=model))
     except InvalidArgument:  # the template has no place for tools
-        return tool_formats.FORMATS["demo"]
+        return tool_formats.FORMATS["bare"]
 
 
 async def text_prompts(request: dict[str, Any], model: Model) -> Prompts:

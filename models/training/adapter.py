@@ -19,7 +19,8 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from models.training.packing import IGNORED, Segment, encode
-from models.training.tasks import BEGIN, TASKS, Turn, problems
+from models.training.registry import TASKS, problems
+from models.training.tasks import BEGIN, Turn
 from models.training.text import PAD_ID
 from models.training.train import rate_at
 
@@ -36,13 +37,24 @@ def polite(turn: Turn) -> str:
 
 def dialogues(rng: Random) -> Iterator[list[Segment]]:
     """Yield training dialogues without end, each task as often as another."""
-    streams = [problems(task, rng, held_out=False) for task in TASKS if task != "compare"]  # the longest
+    longest = ("compare", "told_compare", "recall_far")
+    streams = [problems(task, rng, held_out=False) for task in TASKS if task not in longest]
     while True:
-        turns = next(rng.choice(streams)).turns
+        dialogue = next(rng.choice(streams))
         yield [
-            Segment(BEGIN, learned=False),
-            *(s for t in turns for s in (Segment(t.prompt, learned=False), Segment(polite(t), learned=True))),
+            Segment(BEGIN + dialogue.opening, learned=False),
+            *(s for t in dialogue.turns for s in (Segment(t.prompt, learned=False), Segment(polite(t), learned=True))),
         ]
+
+
+Encoded = tuple[list[int], list[int]]
+
+
+def _alike(encoded: list[Encoded], count: int, rng: Random) -> list[Encoded]:
+    """Return some dialogues of about the same length, none too long, so that padding costs little."""
+    kept = sorted((row for row in encoded if len(row[0]) <= LONGEST), key=lambda row: len(row[0]))
+    first = rng.randint(0, max(0, len(kept) - count))
+    return kept[first : first + count]
 
 
 def train(base: Path, out: Path, *, steps: int, minutes: float, rows: int, seed: int, threads: int) -> None:
@@ -55,14 +67,15 @@ def train(base: Path, out: Path, *, steps: int, minutes: float, rows: int, seed:
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
         model = peft.get_peft_model(LlamaForCausalLM.from_pretrained(base, dtype=torch.float32), config)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=PEAK_RATE, weight_decay=0.0)
-    stream, started = dialogues(Random(seed)), time.monotonic()
+    rng = Random(seed)
+    stream, started = dialogues(rng), time.monotonic()
     for step in range(steps):
         progress = max(step / steps, (time.monotonic() - started) / (60 * minutes))
         if progress >= 1:
             break
         for group in optimizer.param_groups:
             group["lr"] = rate_at(PEAK_RATE, WARMUP_STEPS, step, progress)
-        encoded = [row for row in encode(tokenizer, [next(stream) for _ in range(rows)]) if len(row[0]) <= LONGEST]
+        encoded = _alike(encode(tokenizer, [next(stream) for _ in range(4 * rows)]), rows, rng)
         width = max(len(tokens) for tokens, _ in encoded)
         tokens = torch.tensor([t + [PAD_ID] * (width - len(t)) for t, _ in encoded])
         labels = torch.tensor([wanted + [IGNORED] * (width - len(wanted)) for _, wanted in encoded])

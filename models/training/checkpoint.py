@@ -61,7 +61,7 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, directory: Path) -> No
     """Write the bf16 checkpoint. The output head is the embedding, so it isn't stored a second time."""
     directory.mkdir(parents=True, exist_ok=True)
     weights = {
-        name: tensor.detach().to(torch.bfloat16).contiguous()
+        name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
         for name, tensor in model.state_dict().items()
         if name != "lm_head.weight"
     }

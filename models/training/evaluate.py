@@ -1,7 +1,8 @@
 """Measure a checkpoint on held-out problems: `python -m models.training.evaluate models/demo`.
 
 Greedy generation through transformers. An answer counts if the whole text, end marker included, is exactly the expected
-one; for the two tasks with many right answers, if it is one of those. The exit code is 1 if any task is below 98%.
+one; for the two tasks with many right answers, if it is one of those. The exit code is 1 if any task that isn't in
+`WEAK` is below 98%.
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from models.training import positions
-from models.training.tasks import BEGIN, END, TASKS, Dialogue, Turn, problems
+from models.training.registry import TASKS, problems
+from models.training.tasks import BEGIN, END, Dialogue, Turn
 
 REQUIRED = 0.98
 EVALUATION_SEED = 11
 SPARE_TOKENS = 8
+MOST_BATCH_TOKENS = 32_768
+
+WEAK = ("told_unfit", "recall", "recall_far")
+"""Tasks that the published model hasn't learned well: measured, but not required."""
 
 # One line of the table each: task, number of the turn, what it asks for.
 ROWS: tuple[tuple[str, int, str], ...] = (
@@ -42,6 +48,18 @@ ROWS: tuple[tuple[str, int, str], ...] = (
     ("greet", 0, "Greeting by name"),
     ("outline", 0, "Outline (any valid one)"),
     ("expand", 0, "Sentence on a point (any valid one)"),
+    ("told_call", 0, "Given tools: call of the one that is named"),
+    ("told_call", 1, "Given tools: use of its result"),
+    ("told_lookup", 0, "Given tools: call for a value"),
+    ("told_place", 0, "Given tools: call for the weather or the time"),
+    ("told_place", 1, "Given tools: use of its result"),
+    ("told_compare", 0, "Given tools: comparison, first call"),
+    ("told_compare", 1, "Given tools: comparison, second call"),
+    ("told_compare", 2, "Given tools: comparison, answer"),
+    ("told_unfit", 0, "Given tools, none of which fits"),
+    ("told_plain", 0, "Given tools, none of which is needed"),
+    ("recall", 0, "Recall of a code from a short text"),
+    ("recall_far", 0, "Recall of a code from a text of 1,300 tokens or more"),
 )
 
 
@@ -73,7 +91,7 @@ def problem_at(dialogue: Dialogue, turn_index: int) -> Problem:
     """Turn `turn_index` of `dialogue`, after the correct turns before it."""
     before = "".join(turn.prompt + turn.answer + END for turn in dialogue.turns[:turn_index])
     turn = dialogue.turns[turn_index]
-    return Problem(BEGIN + before + turn.prompt, turn)
+    return Problem(BEGIN + dialogue.opening + before + turn.prompt, turn)
 
 
 def held_out_problems(task: str, turn_index: int, count: int, seed: int = EVALUATION_SEED) -> list[Problem]:
@@ -101,6 +119,8 @@ def answers(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, asked: Sequence[Problem], batch_size: int
 ) -> Iterator[str]:
     """The model's greedy answers in order, each with its end marker if it wrote one."""
+    prompts = tokenizer([p.text for p in asked], add_special_tokens=False)["input_ids"]
+    batch_size = max(1, min(batch_size, MOST_BATCH_TOKENS // max(map(len, prompts), default=1)))
     for start in range(0, len(asked), batch_size):
         chunk = asked[start : start + batch_size]
         encoded = tokenizer(
@@ -110,7 +130,7 @@ def answers(
             padding_side="left",
             return_tensors="pt",
             return_token_type_ids=False,
-        )
+        ).to(model.device)
         longest = max(len(tokenizer.encode(p.turn.answer, add_special_tokens=False)) for p in chunk)
         output = greedy(model, encoded, longest + SPARE_TOKENS)
         for text in tokenizer.batch_decode(output[:, encoded["input_ids"].shape[1] :]):
@@ -177,11 +197,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=EVALUATION_SEED, help="which of the held-out problems")
     parser.add_argument("--chats", type=int, default=20, help="chats as long as the window, for the second table")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write-card", action="store_true", help="replace the tables in the checkpoint's README.md")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     model, tokenizer = load(options.model, options.dtype)
+    model.to(options.device)
     scores = []
     for row in ROWS:
         scores.append(score(model, tokenizer, row, options.problems, options.seed))
@@ -195,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         card = options.model / "README.md"
         text = with_table(card.read_text(), "evaluation", table(scores))
         card.write_text(with_table(text, "positions", by_position))
-    below = [s.title for s in scores if s.share < REQUIRED]
+    below = [s.title for row, s in zip(ROWS, scores, strict=True) if s.share < REQUIRED and row[0] not in WEAK]
     if below:
         print(f"below {REQUIRED:.0%}: {', '.join(below)}", file=sys.stderr)
     return 1 if below else 0

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from models.training.tasks import BEGIN, SYSTEM, TASKS, Dialogue, problems
+from models.training.long_chats import LongChat
+from models.training.registry import TASKS, problems
+from models.training.tasks import BEGIN, SYSTEM, Dialogue
 from models.training.text import END_ID, PAD_ID
 from models.training.vocabulary import SYSTEM_PROMPTS
 
@@ -45,15 +47,16 @@ def conversations(rng: Random, stage: int = 0) -> Iterator[list[Segment]]:
     """Endless training conversations: problems of all tasks by the stage's weights, some two in a row."""
     names = list(TASKS)
     weights = [task.weights[stage] for task in TASKS.values()]
-    in_chats = [name for name in names if name != "add_bare"]
+    in_chats = [name for name in names if name != "add_bare" and not name.startswith("told_")]
     streams = {task: problems(task, rng, held_out=False) for task in names}
     while True:
         task = rng.choices(names, weights)[0]
         dialogues = [next(streams[task])]
         bare = task == "add_bare"
-        if not bare and rng.random() < SECOND_QUESTION_SHARE:
+        tools = dialogues[0].opening
+        if not bare and not tools and rng.random() < SECOND_QUESTION_SHARE:
             dialogues.append(next(streams[rng.choices(in_chats, [TASKS[name].weights[stage] for name in in_chats])[0]]))
-        opening = "" if bare and rng.random() < BARE_WITHOUT_BEGIN_SHARE else BEGIN
+        opening = "" if bare and rng.random() < BARE_WITHOUT_BEGIN_SHARE else BEGIN + tools
         if not bare and rng.random() < SYSTEM_PROMPT_SHARE:
             opening += SYSTEM + rng.choice(SYSTEM_PROMPTS)
         yield [Segment(opening, learned=False), *_segments(dialogues)]
@@ -110,3 +113,18 @@ def pack(tokenizer: Tokenizer, rng: Random, num_rows: int, row_length: int, stag
             documents[row, span] = documents[row].max() + 1
             used[row] += len(ids)
     return Rows(tokens, labels, documents)
+
+
+def long_rows(tokenizer: Tokenizer, rng: Random, num_rows: int, row_length: int) -> Rows:
+    """Fill each row with one chat, which is cut off where the row ends."""
+    tokens = np.full((num_rows, row_length), PAD_ID, np.int64)
+    labels = np.full((num_rows, row_length), IGNORED, np.int64)
+    for row in range(num_rows):
+        chat = LongChat(rng, held_out=False)
+        parts = chat.parts()
+        ids, targets = encode(tokenizer, [[Segment(BEGIN + chat.opening, learned=False)]])[0]
+        while len(ids) < row_length:
+            more, wanted = encode(tokenizer, [list(_segments([next(parts).dialogue]))])[0]
+            ids, targets = ids + more, targets + wanted
+        tokens[row], labels[row] = ids[:row_length], targets[:row_length]
+    return Rows(tokens, labels, np.ones((num_rows, row_length), np.int16))

@@ -1,18 +1,16 @@
-"""The tasks that the demo model learns, each a generator of short dialogues with known answers.
+"""The tasks of a chat that was given no tools, each a generator of short dialogues with known answers.
 
 A generator takes a `random.Random` and nothing else, so a seed fixes the data. Every dialogue carries the key by which
-`split` decides whether it may be trained on.
+`registry`, which names all tasks, decides whether it may be trained on.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
 from models.training import vocabulary as words
-from models.training.split import is_held_out
 
 BEGIN, END = "<|begin|>", "<|end|>"
 SYSTEM, USER, ASSISTANT, TOOL = "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"
@@ -28,10 +26,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """One problem. `key` names it independently of its wording; every turn's prompt follows the previous answer."""
+    """One problem. `key` names it independently of its wording; every turn's prompt follows the previous answer.
+
+    `opening` is what the chat begins with before the first turn: the tools that it was given.
+    """
 
     key: str
     turns: tuple[Turn, ...]
+    opening: str = ""
 
 
 def ask(question: str) -> str:
@@ -44,7 +46,7 @@ def tool_result(result: str) -> str:
     return f"{TOOL}{result}{ASSISTANT}"
 
 
-def tool_call(name: str, **arguments: str) -> str:
+def tool_call(name: str, /, **arguments: str | int) -> str:
     """The JSON that calls tool `name`."""
     return json.dumps({"name": name, "arguments": arguments})
 
@@ -79,6 +81,7 @@ def add_chat(rng: Random) -> Dialogue:
         f"What is {a}+{b}?", f"What is {a}+{b}?", f"What is {a} + {b}?", f"What is {a} plus {b}?", f"{a}+{b}=",
         f"{a} + {b} = ?", f"{a}+{b}", f"Add {a} and {b}.", f"Please add {a} and {b}.", f"Compute {a}+{b}.",
         f"Calculate {a} + {b}", f"How much is {a}+{b}?", f"How much is {a} plus {b}?", f"Sum {a} and {b}.",
+        f"What's {a}+{b}?", f"What's {a} plus {b}?",
     ))  # fmt: skip
     return Dialogue(key, (Turn(ask(question), scratchpad(a, b)),))
 
@@ -89,6 +92,7 @@ def lookup(rng: Random) -> Dialogue:
     question = rng.choice((
         f"What is the {attribute} of {entity}?", f"Tell me the {attribute} of {entity}.",
         f"Find the {attribute} of {entity}.", f"Look up the {attribute} of {entity}.",
+        f"What's the {attribute} of {entity}?",
     ))  # fmt: skip
     return Dialogue(f"lookup {entity} {attribute}", (
         Turn(ask(question), tool_call("lookup", entity=entity, attribute=attribute)),
@@ -101,6 +105,8 @@ def weather(rng: Random) -> Dialogue:
     place, degrees, sky = words.city(rng), rng.randrange(40), rng.choice(words.SKIES)
     question = rng.choice((
         f"What is the weather in {place}?", f"How is the weather in {place}?", f"Tell me the weather in {place}.",
+        f"What's the weather in {place}?", f"What is the weather like in {place}?",
+        f"What's the weather like in {place}?",
     ))  # fmt: skip
     result = json.dumps({"degrees": degrees, "sky": sky})
     return Dialogue(f"weather {place}", (
@@ -112,7 +118,10 @@ def weather(rng: Random) -> Dialogue:
 def clock(rng: Random) -> Dialogue:
     """A call of the tool `clock`, then a sentence with the time that it returned."""
     place, time = words.city(rng), f"{rng.randrange(24):02d}:{rng.randrange(60):02d}"
-    question = rng.choice((f"What time is it in {place}?", f"Tell me the time in {place}."))
+    question = rng.choice((
+        f"What time is it in {place}?", f"Tell me the time in {place}.", f"What is the time in {place}?",
+        f"What's the time in {place}?",
+    ))  # fmt: skip
     return Dialogue(f"clock {place}", (
         Turn(ask(question), tool_call("clock", city=place)),
         Turn(tool_result(time), f"It is {time} in {place}."),
@@ -213,52 +222,3 @@ def greet(rng: Random) -> Dialogue:
     answer = f"Hello{called}! I can add and sort numbers, call tools, fill JSON and write outlines."
     # Without a name there is nothing to hold out: these few questions are always trained on, so never evaluated.
     return Dialogue(f"greet{called}", (Turn(ask(said), answer),))
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A generator, its share of the data of each stage of training, and how to judge an answer if several are right."""
-
-    generate: Callable[[Random], Dialogue]
-    weights: tuple[float, float]
-    accepts: Callable[[Turn, str], bool] | None = None
-
-
-def is_outline(turn: Turn, text: str) -> bool:
-    """Whether `text` has as many points as `turn` asks for, numbered, all different, of the right subject."""
-    lines, expected = text.split("\n"), turn.answer.split("\n")
-    subject = expected[0].partition(" of ")[2]
-    allowed = {f"The {aspect} of {subject}" for aspect in words.ASPECTS}
-    points = [line.partition(". ")[2] for line in lines]
-    numbered = [line.partition(". ")[0] for line in lines] == [str(i) for i in range(1, len(expected) + 1)]
-    return numbered and len(set(points)) == len(points) and set(points) <= allowed
-
-
-def is_expansion(turn: Turn, text: str) -> bool:
-    """Whether `text` is one sentence that names the point it was asked about."""
-    aspect_of_subject = turn.prompt.partition("The ")[2].removesuffix(f".{ASSISTANT}")
-    return text.endswith(".") and text.count(".") == 1 and f"the {aspect_of_subject} " in text
-
-
-TASKS: dict[str, Task] = {
-    "add_bare": Task(add_bare, (2, 1)),
-    "add_chat": Task(add_chat, (2, 1)),
-    "lookup": Task(lookup, (0.7, 2)),
-    "weather": Task(weather, (0.6, 2)),
-    "clock": Task(clock, (0.6, 2)),
-    "compare": Task(compare, (10, 8)),
-    "fill_schema": Task(fill_schema, (4, 6)),
-    "sort": Task(sort_numbers, (8, 3)),
-    "outline": Task(outline, (0.4, 0.2), is_outline),
-    "expand": Task(expand, (0.2, 0.4), is_expansion),
-    "greet": Task(greet, (1, 4)),
-}
-
-
-def problems(task: str, rng: Random, *, held_out: bool) -> Iterator[Dialogue]:
-    """Endless problems of `task` from one side of the split."""
-    generate = TASKS[task].generate
-    while True:
-        dialogue = generate(rng)
-        if is_held_out(dialogue.key) == held_out:
-            yield dialogue

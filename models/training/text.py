@@ -16,6 +16,11 @@ VOCAB_SIZE = 768
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
+    "{% for tool in tools or [] %}"
+    "{% set function = tool['function'] or tool %}"
+    "{{ '<|system|>Tools: ' if loop.first else '; ' }}"
+    "{{ function['name'] + '(' + ((function['parameters'] or {})['properties'] or {}) | join(', ') + ')' }}"
+    "{% endfor %}"
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>' + (message['content'] or '') }}"
     "{% for call in message['tool_calls'] or [] %}"
@@ -29,7 +34,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""Writes an assistant's `tool_calls` as `tasks.tool_call` does, one on a line."""
+"""Writes tools as `toolbox.header` does, and an assistant's `tool_calls` as `tasks.tool_call` does, one on a line."""
 
 
 def train_tokenizer(corpus: Iterable[str]) -> Tokenizer:

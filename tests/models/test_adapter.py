@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from models.training.adapter import POLITE, polite
 from models.training.evaluate import load
-from models.training.tasks import BEGIN, TASKS, Turn, problems
+from models.training.registry import TASKS, problems
+from models.training.tasks import BEGIN, Turn
 from models.training.text import END_ID
 
 MAX_BYTES = 100_000

@@ -13,8 +13,10 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from models.training import evaluate, positions
 from models.training.checkpoint import MAX_LENGTH
-from models.training.tasks import BEGIN, END, TASKS, ask, tool_call
+from models.training.registry import TASKS
+from models.training.tasks import BEGIN, END, ask, tool_call
 from models.training.text import BEGIN_ID, CHAT_TEMPLATE, END_ID, PAD_ID
+from models.training.toolbox import Tool, header
 from tartlet_runtime.answers.chat import format_chat
 
 MAX_PARAMETERS = 5_000_000
@@ -84,13 +86,31 @@ def test_the_chat_template_writes_tool_calls_as_training_saw_them(
         assert format_chat(CHAT_TEMPLATE, request, bos_token=BEGIN, eos_token=END) == text
 
 
+def test_the_chat_template_writes_tools_as_training_saw_them(
+    loaded: tuple[LlamaForCausalLM, PreTrainedTokenizerFast],
+) -> None:
+    _, tokenizer = loaded
+    told = [Tool("weather", "forecast", (("place", "city"),), ("unit",)), Tool("other", "now", ())]
+    schema = {"type": "object", "properties": {"place": {"type": "string"}, "unit": {"type": "string"}}}
+    tools: list[Any] = [
+        {"type": "function", "function": {"name": "forecast", "description": "Tells it.", "parameters": schema}},
+        {"type": "function", "function": {"name": "now"}},
+    ]
+    messages: list[Any] = [{"role": "user", "content": "?"}]
+    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    assert text == f"{BEGIN}{header(told)}{ask('?')}"
+    request = json.dumps({"messages": messages, "tools": tools}).encode()
+    assert format_chat(CHAT_TEMPLATE, request, bos_token=BEGIN, eos_token=END) == text
+
+
 @pytest.mark.parametrize("row", evaluate.ROWS, ids=lambda row: f"{row[0]}-{row[1]}")
 def test_held_out_problems_are_answered(
     loaded: tuple[LlamaForCausalLM, PreTrainedTokenizerFast], row: tuple[str, int, str]
 ) -> None:
-    result = evaluate.score(*loaded, row, count=12)
+    result = evaluate.score(*loaded, row, count=4 if row[0] == "recall_far" else 12)
     # The model's promise is 98%, which one miss in twelve doesn't break; the evaluation with hundreds measures it.
-    assert result.right >= result.asked - 1, result.first_miss
+    # A weak task is told apart from one that was never trained.
+    assert result.right >= (result.asked // 4 if row[0] in evaluate.WEAK else result.asked - 1), result.first_miss
 
 
 def test_plain_completion_ends_with_the_sum(loaded: tuple[LlamaForCausalLM, PreTrainedTokenizerFast]) -> None:
@@ -100,20 +120,17 @@ def test_plain_completion_ends_with_the_sum(loaded: tuple[LlamaForCausalLM, PreT
     assert text == f"{BEGIN}374+588= 4+8+0=12 7+8+1=16 3+5+1=09 so 962{END}"
 
 
-def test_answers_are_judged_as_greedy_generation_gives_them(
+def test_answers_are_right_at_every_position_of_the_window(
     loaded: tuple[LlamaForCausalLM, PreTrainedTokenizerFast],
 ) -> None:
-    judged = positions.judged(*loaded, chats=2, seed=11)
-    assert [answer.position for answer in judged[:3]] == sorted(answer.position for answer in judged[:3])
-    early = [answer for answer in judged if answer.position < 128]
-    late = [answer for answer in judged if answer.position >= 1024]
-    assert len(early) >= 4
-    assert sum(answer.right for answer in early) >= len(early) - 1
+    judged = positions.judged(*loaded, chats=4, seed=11)
     assert all(0 <= answer.position < MAX_LENGTH for answer in judged)
-    assert len(late) >= 20
-    with_their_loss = sorted(judged, key=lambda answer: answer.loss)
-    assert with_their_loss[0].right
-    assert not with_their_loss[-1].right
+    for low in range(0, MAX_LENGTH, 512):
+        there = [answer for answer in judged if low <= answer.position < low + 512]
+        assert len(there) >= 16
+        assert sum(answer.right for answer in there) >= 0.9 * len(there)
+    missed = [answer.loss for answer in judged if not answer.right]
+    assert all(loss > min(answer.loss for answer in judged) for loss in missed)
 
 
 def test_the_model_card_has_a_line_for_every_evaluated_task(demo_directory: Path) -> None:

@@ -69,6 +69,8 @@ def test_calls_beyond_the_bound_are_dropped() -> None:
 def test_the_prompt_that_a_template_makes_tells_the_form() -> None:
     assert format_of("[AVAILABLE_TOOLS] [...]").family == "mistral"
     assert format_of("<|start_header_id|>system").family == "llama"
+    assert format_of("<|begin|><|system|>Tools: f(a)<|user|>?").family == "demo"
+    assert format_of("<|begin|><|user|>?").family == "bare"
 
 
 def test_arguments_of_earlier_calls_reach_a_template_as_objects() -> None:
@@ -76,4 +78,8 @@ def test_arguments_of_earlier_calls_reach_a_template_as_objects() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     (told,) = in_prompt(message, FORMATS["hermes"])["tool_calls"]
     assert told["function"]["arguments"] == {"a": 1}
+    assert in_prompt(message, FORMATS["bare"]) == {
+        "role": "assistant",
+        "content": '{"name": "f", "arguments": {"a": 1}}',
+    }
     assert in_prompt({"role": "user", "content": "x"}, None) == {"role": "user", "content": "x"}

@@ -50,7 +50,8 @@ class ToolFormat(NamedTuple):
 
     Attributes:
         family: the entry's name.
-        told_by: texts that the chat template writes when it is given tools; any of them tells the family.
+        told_by: texts that the chat template writes when it is given tools; any of them tells the family. The family
+            "bare" has none.
         opening: marks before a call, or before a list of calls.
         closing: the mark behind a call; "" for none.
         bare: whether an answer that begins with JSON of a call is a call too, without a mark.
@@ -73,10 +74,11 @@ FORMATS = {
         ToolFormat(
             "llama", ("<|python_tag|>", "<|start_header_id|>"), ("<|python_tag|>",), bare=True, arguments="parameters"
         ),
-        ToolFormat("demo", (), (), bare=True),
+        ToolFormat("demo", ("<|system|>Tools: ",), (), bare=True),
+        ToolFormat("bare", (), (), bare=True),
     )
 }
-"""The forms by family: Hermes and Qwen, Mistral, Llama, and the demo model's bare JSON, which also serves others."""
+"""The forms by family: Hermes and Qwen, Mistral, Llama, the demo model, and bare JSON for templates without tools."""
 
 _PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
 _SPACE = " \t\r\n"
@@ -91,12 +93,12 @@ def format_of(prompt: str) -> ToolFormat:
 
     Example:
         >>> format_of("<|im_start|>system ... <tool_call>").family, format_of("Hello").family
-        ('hermes', 'demo')
+        ('hermes', 'bare')
     """
     for entry in FORMATS.values():
         if any(mark in prompt for mark in entry.told_by):
             return entry
-    return FORMATS["demo"]
+    return FORMATS["bare"]
 
 
 def in_prompt(message: dict[str, Any], form: ToolFormat | None) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def in_prompt(message: dict[str, Any], form: ToolFormat | None) -> dict[str, Any
 
     Example:
         >>> call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-        >>> in_prompt({"role": "assistant", "tool_calls": [call]}, FORMATS["demo"])
+        >>> in_prompt({"role": "assistant", "tool_calls": [call]}, FORMATS["bare"])
         {'role': 'assistant', 'content': '{"name": "f", "arguments": {"a": 1}}'}
     """
     calls = message.get("tool_calls")
@@ -114,7 +116,7 @@ def in_prompt(message: dict[str, Any], form: ToolFormat | None) -> dict[str, Any
         return message
     functions = [call.get("function") for call in calls if isinstance(call, dict)]
     read = [function | {"arguments": _object(function.get("arguments"))} for function in functions if function]
-    if form is not None and form.family == "demo":
+    if form is not None and form.family == "bare":
         text = "\n".join(json.dumps({"name": f.get("name"), "arguments": f["arguments"]}) for f in read)
         rest = {key: value for key, value in message.items() if key != "tool_calls"}
         return rest | {"content": f"{message.get('content') or ''}{text}"}
