@@ -98,6 +98,14 @@ def test_usage_comes_in_a_chunk_of_its_own_where_it_is_asked_for(http: httpx.Cli
     assert last["usage"]["completion_tokens"] == 8
     counts = stream(http, stream_options={"include_usage": True, "continuous_usage_stats": True})
     assert all(chunk["usage"] is not None for chunk in counts)
+    told = [chunk["usage"]["completion_tokens"] for chunk in counts]
+    assert told == sorted(told)
+    assert told[-1] == 8
+    sampled = [
+        c["usage"]["completion_tokens"] for c in counts if c["choices"] and c["choices"][0]["delta"].get("content")
+    ]
+    assert sampled[0] >= 1
+    assert len(set(sampled)) == len(sampled)  # each chunk counts its own tokens
 
 
 def test_content_in_parts_is_content(http: httpx.Client) -> None:

@@ -21,7 +21,7 @@ from tartlet_gateway.openai.errors import JSON, ApiError, answer, from_tartlet, 
 from tartlet_gateway.openai.requests import ChatRequest, chat_arguments
 from tartlet_gateway.runs.backends import Backends
 from tartlet_gateway.runs.caller import caller_of
-from tartlet_gateway.runs.events import Called, Counted, Delta, Event, Finished, Reasoned, Refused, Said
+from tartlet_gateway.runs.events import Called, Counted, Delta, Event, Finished, Reasoned, Refused, Said, counting
 from tartlet_gateway.runs.launch import closing
 from tartlet_gateway.runs.models import target
 from tartlet_gateway.runs.pacing import paced
@@ -161,16 +161,15 @@ class Answers(Generic[R]):
                     reply.end()
                     await exchange.reply(200, msgspec.json.encode(reply.whole()), [JSON])
         finally:
-            caller.tokens = reply.usage.prompt_tokens + reply.usage.completion_tokens
+            caller.saw(run, reply.usage)
 
 
 def take(reply: Reply, event: Event) -> list[dict[str, Any]]:
     """Add an event of the inferlet; return what is told of it."""
+    reply.usage = counting(reply.usage, event)
     match event:
         case Refused():
             raise refusal(event)
-        case Counted():
-            reply.usage = event
         case Finished():
             reply.finish(event)
         case Delta() | Reasoned() | Called() if event.choice:

@@ -40,7 +40,7 @@ class Reply:
     """One message: its blocks so far, and the events that tell of them.
 
     Attributes:
-        usage: Token counts, as far as the inferlet has told.
+        usage: Token counts so far.
     """
 
     def __init__(self, run_id: str, model: str) -> None:

@@ -30,7 +30,7 @@ from tartlet_gateway.openai.requests import (
 )
 from tartlet_gateway.runs.backends import Backends
 from tartlet_gateway.runs.caller import caller_of
-from tartlet_gateway.runs.events import Called, Counted, Delta, Event, Finished, Reasoned, Refused
+from tartlet_gateway.runs.events import Called, Delta, Event, Finished, Reasoned, Refused, counting
 from tartlet_gateway.runs.launch import closing
 from tartlet_gateway.runs.models import target
 from tartlet_gateway.runs.pacing import paced
@@ -110,11 +110,12 @@ class Completions:
                 else:
                     await _whole(exchange, reply, events)
         finally:
-            caller.tokens = reply.usage.prompt_tokens + reply.usage.completion_tokens
+            caller.saw(run, reply.usage)
 
 
 async def _whole(exchange: Exchange, reply: Reply, events: AsyncIterator[Event]) -> None:
     async for event in events:
+        reply.usage = counting(reply.usage, event)
         match event:
             case Delta() | Reasoned() | Called():
                 _check_index(event.choice, reply)
@@ -124,8 +125,6 @@ async def _whole(exchange: Exchange, reply: Reply, events: AsyncIterator[Event])
                 _check_index(event.choice, reply)
                 if reply.takes(event):
                     reply.finish(event)
-            case Counted():
-                reply.usage = event
             case Refused():
                 raise refusal(event)
     await exchange.reply(200, msgspec.json.encode(reply.whole()), [JSON])
@@ -174,6 +173,7 @@ class _Stream:
         await self._write([self._reply.finish(left) for left in self._reply.unfinished()])
 
     async def _event(self, event: Event) -> None:
+        self._reply.usage = counting(self._reply.usage, event)
         match event:
             case Delta(text="", logprobs=None):
                 pass
@@ -185,8 +185,6 @@ class _Stream:
                 _check_index(event.choice, self._reply)
                 if self._reply.takes(event):
                     await self._write([self._reply.finish(event)])
-            case Counted():
-                self._reply.usage = event
             case Refused():
                 raise refusal(event)
 

@@ -23,7 +23,7 @@ class Reply:
         created_s: When the request came, whole seconds since the epoch.
         model: The model's name as the client gave it.
         choices: How many choices there are.
-        usage: Token counts, as far as the inferlet has told.
+        usage: Token counts so far.
         usage_in_chunks: Whether each chunk carries `usage`: None, null, or the counts so far.
     """
 

@@ -16,7 +16,17 @@ from tartlet_gateway.openai.errors import ApiError, from_tartlet, refusal
 from tartlet_gateway.responses.records import MOST_BYTES, Failure, Record, line_of
 from tartlet_gateway.responses.shelf import Shelf
 from tartlet_gateway.responses.tapes import Tape
-from tartlet_gateway.runs.events import BadEventError, Called, Counted, Delta, Event, Finished, Reasoned, Refused
+from tartlet_gateway.runs.events import (
+    BadEventError,
+    Called,
+    Counted,
+    Delta,
+    Event,
+    Finished,
+    Reasoned,
+    Refused,
+    counting,
+)
 from tartlet_gateway.runs.launch import closing
 
 log = logging.getLogger("tartlet.gateway")
@@ -33,7 +43,7 @@ class Recording(Tape):
     """A response whose run this gateway follows.
 
     Attributes:
-        usage: Its tokens, as far as the run has told.
+        usage: Its tokens so far.
         gateway: Names this gateway.
         resume_s: For how long a stream that nobody reads goes on, so that its client can come back to it.
         on_end: Is called with the run's tokens when following ends.
@@ -108,11 +118,11 @@ class Recording(Tape):
             self.lost = True
 
     def _take(self, event: Event) -> None:
+        self.usage = counting(self.usage, event)
         match event:
             case Refused():
                 raise refusal(event)
             case Counted():
-                self.usage = event
                 if self.record.tape[self.length :] and self.record.tape[-1][0] == "u":
                     del self.record.tape[-1]
             case Delta() | Reasoned() | Called() if event.choice:

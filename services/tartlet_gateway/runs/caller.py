@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import tartlet
+from tartlet_gateway.runs.events import Counted
 
 _KEY: Final = "tartlet.caller"
 
@@ -30,7 +31,8 @@ class Caller:
         subject: Whom the token names that the request brought.
         model: What the request ran, as its `model` names it.
         program_id: The run.
-        tokens: The run's tokens, those of the prompt and those generated, once its end was seen.
+        tokens: The run's tokens, those of the prompt and those generated, once its end was seen or
+            its reader left.
         admit: Counts a launch over a WebSocket against the tenant's bounds, as a request that lasts as long as the
             connection. Raises an error with status 429 if there may be none now.
         outlive: Lets the run of this request count against the tenant's bounds beyond the request. Returns what is to
@@ -45,6 +47,13 @@ class Caller:
     tokens: int = 0
     admit: Callable[[], None] = _nothing
     outlive: Callable[[], Callable[[int], None]] = _uncounted
+
+    def saw(self, run: tartlet.Run, usage: Counted) -> None:
+        """Note the tokens of a run that this request read, by its end or, if the client left before, by its reply."""
+        self.tokens = usage.prompt_tokens + usage.completion_tokens
+        if run.ended is not None:
+            told = run.ended.usage
+            self.tokens = max(self.tokens, told.input_tokens + told.sampled_tokens)
 
     def saw_end(self, ended: tartlet.Ended) -> None:
         """Note the tokens of the run that this request launched or followed to its end."""

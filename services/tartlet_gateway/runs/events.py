@@ -77,6 +77,31 @@ Said: TypeAlias = "Delta | Reasoned | Called"
 Event: TypeAlias = "Said | Finished | Counted | Refused"
 
 
+def counting(usage: Counted, event: Event) -> Counted:
+    """Return the token counts behind an event: what the inferlet tells, and between that a token for each part sent.
+
+    A part with log-probabilities has as many tokens as these. Parts may have more tokens than are counted here, so the
+    counts are a lower bound until the inferlet tells its own.
+
+    Example:
+        >>> usage = counting(Counted(5), Delta(0, "Hi"))
+        >>> usage.completion_tokens, counting(usage, Counted(5, 7)).completion_tokens
+        (1, 7)
+    """
+    match event:
+        case Counted():
+            return event
+        case Delta(text="", logprobs=None) | Reasoned(text="") | Finished() | Refused():
+            return usage
+        case Delta():
+            return usage._replace(completion_tokens=usage.completion_tokens + len(event.logprobs or " "))
+        case Reasoned():
+            tokens, reasoning = usage.completion_tokens + 1, usage.reasoning_tokens + 1
+            return usage._replace(completion_tokens=tokens, reasoning_tokens=reasoning)
+        case Called():
+            return usage._replace(completion_tokens=usage.completion_tokens + 1)
+
+
 class BadEventError(Exception):
     """A message begins with the mark and is no event: the inferlet has a bug."""
 
