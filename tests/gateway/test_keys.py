@@ -79,7 +79,15 @@ def test_each_route_asks_for_a_key(keyed: tuple[OwnGateway, str], method: str, p
     with client(keyed[0]) as http:
         for headers in ({}, {"authorization": "Bearer tlk_wrong"}, {"authorization": "Basic x"}, {"x-api-key": "x"}):
             reply = http.request(method, path, headers=headers)
-            assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+            error = reply.json()["error"]
+            if path.startswith("/v1/messages"):
+                assert (reply.status_code, reply.json()["type"], error["type"]) == (
+                    401,
+                    "error",
+                    "authentication_error",
+                )
+            else:
+                assert (reply.status_code, error["code"]) == (401, "invalid_api_key")
             assert reply.headers["www-authenticate"] == "Bearer"
         assert http.get("/health").status_code == 200
 
@@ -143,6 +151,9 @@ def test_a_tenant_over_its_rate_is_told_when_to_come_again(
         assert 25 <= int(third.headers["retry-after"]) <= 30
         assert float(third.headers["retry-after-ms"]) <= 1000 * int(third.headers["retry-after"])
         assert "try again in" in third.json()["error"]["message"]
+        message = http.post("/v1/messages", json=BODY)
+        assert (message.status_code, message.json()["type"]) == (429, "error")
+        assert message.json()["error"]["type"] == "rate_limit_error"
         assert other.post(CHAT, json=BODY).status_code == 200  # another tenant notices nothing
 
 

@@ -124,3 +124,16 @@ def test_a_system_message_may_stand_behind_others(http: httpx.Client) -> None:
     said = [{"role": "user", "content": "Hi"}, {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
     reply = http.post("/v1/messages", json={"model": "fake", "max_tokens": 2, "messages": said})
     assert reply.status_code == 200, reply.text
+
+
+def test_what_no_endpoint_answers_has_the_form_of_the_api_too(http: httpx.Client) -> None:
+    other = http.post("/v1/messages", json={}, headers={"host": "evil.example"})
+    assert (other.status_code, other.json()["type"], other.json()["error"]["type"]) == (
+        403,
+        "error",
+        "permission_error",
+    )
+    unknown = http.get("/v1/messages/nothing")
+    assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
+    for reply in (other, unknown):
+        assert reply.headers.get_list("request-id") == [reply.headers["x-request-id"]]

@@ -26,7 +26,7 @@ _LIMITS: Final = b", ".join(
     for what in (b"requests", b"tokens")
     for kind in (b"limit", b"remaining", b"reset")
 )
-_EXPOSED: Final = b"x-request-id, openai-processing-ms, retry-after, retry-after-ms, " + _LIMITS
+_EXPOSED: Final = b"x-request-id, request-id, openai-processing-ms, retry-after, retry-after-ms, " + _LIMITS
 _PREFLIGHT: Final[Headers] = [
     (b"access-control-allow-methods", b"GET, POST, PUT, DELETE, OPTIONS"),
     (b"access-control-allow-headers", b"*, Authorization"),
@@ -110,6 +110,7 @@ class Guard:
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", request_id),
+                    (b"request-id", request_id),  # the name that clients of the Messages API read
                     (b"openai-processing-ms", spent),
                     *(self._cors(origin) if origin and allowed else ()),
                 ]

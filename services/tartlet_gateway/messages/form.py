@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tartlet_gateway.messages.replies import Reply, type_of
+from tartlet_gateway.messages.replies import Reply
 from tartlet_gateway.messages.requests import MessagesRequest, read_messages
-from tartlet_gateway.openai.errors import ApiError
+from tartlet_gateway.openai.errors import ApiError, message_error
 from tartlet_gateway.openai.requests import ChatRequest
 
 
@@ -16,7 +16,7 @@ class MessagesError(ApiError):
     @property
     def body(self) -> dict[str, Any]:
         """The reply's JSON object."""
-        return {"type": "error", "error": {"type": type_of(self), "message": self.message}}
+        return message_error(self)
 
 
 class MessagesForm:

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
 
-from tartlet_gateway.openai.errors import ApiError
+from tartlet_gateway.openai.errors import ApiError, message_error
 from tartlet_gateway.runs.events import Called, Counted, Delta, Finished, Reasoned, Said
 
 Value = dict[str, Any]
 _STOPS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-_TYPES: Final = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-
-def type_of(error: ApiError) -> str:
-    """Return the API's word for an error.
-
-    Example:
-        >>> type_of(ApiError(404, "no such model"))
-        'not_found_error'
-    """
-    if error.status in _TYPES:
-        return _TYPES[error.status]
-    return "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
 
 
 class Reply:
@@ -79,7 +56,7 @@ class Reply:
 
     def fail(self, error: ApiError) -> list[Value]:
         """Return the last event of a message that failed."""
-        return [{"type": "error", "error": {"type": type_of(error), "message": error.message}}]
+        return [message_error(error)]
 
     def whole(self) -> Value:
         """Return the message that has ended."""

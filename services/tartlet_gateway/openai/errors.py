@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, and which HTTP status each of Tartlet's errors gets."""
+"""Errors in OpenAI's form or the Messages API's, and which HTTP status each of Tartlet's errors gets."""
 
 from __future__ import annotations
 
@@ -39,6 +39,19 @@ _TYPES: Final = {
 }
 
 
+_MESSAGE_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_MESSAGES: Final = "/v1/messages"
+
+
 class ApiError(Exception):
     """An error as a client of the OpenAI API sees it.
 
@@ -67,6 +80,17 @@ class ApiError(Exception):
         """The reply's headers; those that can be retried say when."""
         wait = [(b"retry-after", str(RETRY_S).encode())] if self.status in {429, 503} else []
         return [JSON, *wait]
+
+
+def message_error(error: ApiError) -> dict[str, Any]:
+    """Return an error in the form of Anthropic's Messages API.
+
+    Example:
+        >>> message_error(ApiError(404, "no such model"))
+        {'type': 'error', 'error': {'type': 'not_found_error', 'message': 'no such model'}}
+    """
+    other = "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
+    return {"type": "error", "error": {"type": _MESSAGE_TYPES.get(error.status, other), "message": error.message}}
 
 
 _STATUSES: Final[dict[type[TartletError], tuple[int, str]]] = {
@@ -188,8 +212,13 @@ async def refuse(exchange: Exchange, status: int, sentence: str) -> None:
 
 
 async def answer(exchange: Exchange, error: ApiError, headers: Headers | None = None) -> None:
-    """Answer with `error`, and with `headers` in place of its own."""
-    await exchange.reply(error.status, msgspec.json.encode(error.body), error.headers if headers is None else headers)
+    """Answer with `error` in the form of the API whose path was asked, and with `headers` in place of its own."""
+    body = message_error(error) if _is_message(exchange.scope["path"]) else error.body
+    await exchange.reply(error.status, msgspec.json.encode(body), error.headers if headers is None else headers)
+
+
+def _is_message(path: str) -> bool:
+    return path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
 
 
 @asynccontextmanager
