@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+
+from tartlet_common.errors.registry import Unavailable
+from tartlet_gateway.openai.errors import from_tartlet
+from tartlet_gateway.programs.errors import TypedError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
@@ -175,3 +180,14 @@ def test_an_unknown_field_that_cannot_be_read_is_the_clients_mistake(
     body = b'{"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "input": "Hi", "x": %s}' % value
     reply = http.post(path, content=body, headers={"content-type": "application/json"})
     assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error"), reply.text
+
+
+def test_what_cannot_be_reached_is_told_without_its_address(caplog: pytest.LogCaptureFixture) -> None:
+    error = Unavailable(what="the server at unix:/run/of/runtime.sock", detail="10.0.0.7 refuses")
+    for told in (from_tartlet(error), TypedError(error)):
+        text = msgspec.json.encode(told.body).decode()
+        assert told.status == 503
+        assert told.code == "unavailable"
+        assert "runtime.sock" not in text
+        assert "10.0.0.7" not in text
+    assert "/run/of/runtime.sock" in caplog.text

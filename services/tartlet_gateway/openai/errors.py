@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -17,6 +18,7 @@ from tartlet_gateway.http.exchange import Exchange, Headers, StoppedError
 from tartlet_gateway.runs.events import Refused
 from tartlet_gateway.runs.sessions import BadSessionError
 
+log: Final = logging.getLogger("tartlet.gateway")
 T = TypeVar("T")
 JSON: Final = (b"content-type", b"application/json")
 MAX_MESSAGE_CHARS: Final = 2000
@@ -127,6 +129,23 @@ _STATUSES: Final[dict[type[TartletError], tuple[int, str]]] = {
 """Statuses by error; an error that isn't here is the inferlet's or ours, and gets 500."""
 
 
+_AWAY: Final = {"what": "the server behind the gateway", "detail": "ask again soon; the gateway's log says more"}
+
+
+def outward(error: TartletError) -> TartletError:
+    """Return an error as clients may see it: which address can't be reached, and why, stays in the log.
+
+    Example:
+        >>> from tartlet_common.errors.registry import Unavailable
+        >>> outward(Unavailable(what="the server at 10.0.0.7:9000", detail="refused")).fields["what"]
+        'the server behind the gateway'
+    """
+    if not isinstance(error, errors.Unavailable) or error.fields == _AWAY:
+        return error
+    log.warning("%s can't be reached: %s", error.fields["what"], error.fields["detail"])
+    return errors.Unavailable(**_AWAY)
+
+
 def from_tartlet(error: TartletError) -> ApiError:
     """Return what a client is told of one of Tartlet's errors; of an inferlet's traceback, the line of the error.
 
@@ -135,6 +154,7 @@ def from_tartlet(error: TartletError) -> ApiError:
         >>> from_tartlet(NoEngine()).status
         503
     """
+    error = outward(error)
     status, code = _STATUSES.get(type(error), (500, error.name))
     told = (error_line(str(error)) or error.name) if status == HTTPStatus.INTERNAL_SERVER_ERROR else str(error)
     return ApiError(status, told, code=code or None)

@@ -10,7 +10,7 @@ import msgspec
 
 from tartlet_common.errors.registry import TartletError
 from tartlet_gateway.http.exchange import Exchange
-from tartlet_gateway.openai.errors import ApiError, answer, from_tartlet
+from tartlet_gateway.openai.errors import ApiError, answer, from_tartlet, outward
 from tartlet_gateway.runs.sessions import BadSessionError
 
 
@@ -24,6 +24,7 @@ class TypedError(ApiError):
     """
 
     def __init__(self, error: TartletError) -> None:
+        error = outward(error)
         told = from_tartlet(error)
         super().__init__(told.status, told.message, param=error.fields.get("argument"), code=told.code)
         self._error = error
