@@ -5,6 +5,7 @@ Nothing here makes the host wait. Tests on a CPU put a recorder in the place of 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Protocol
 
@@ -44,6 +45,25 @@ class _Event:
 
     def hold_computing(self) -> None:
         torch.cuda.current_stream(self._device).wait_event(self._event)
+
+
+def pin(tensor: torch.Tensor, owner: object) -> None:
+    """Pin a tensor of the host's memory, so that copies from and to it run beside the computing, while `owner` lives.
+
+    torch's own pinned tensors take a power of two of bytes: one of 20 GiB would pin 32 GiB.
+
+    Raises:
+        MemoryError: CUDA can't pin that much.
+    """
+    error = int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
+    if error:
+        raise MemoryError(f"{tensor.nbytes} bytes of the host's memory can't be pinned: CUDA error {error}")
+    weakref.finalize(owner, _unpin, tensor).atexit = False  # the end of a process unpins by itself
+
+
+def _unpin(tensor: torch.Tensor) -> None:
+    torch.cuda.synchronize()  # copies may still run
+    torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
 
 
 class CudaCopies:

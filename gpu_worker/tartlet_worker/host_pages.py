@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from tartlet_common.engine.step import EMPTY_I32, CopyKvPage, Forward, Step, Swaps
-from tartlet_worker.copy_stream import Arrival, CopyStream, CudaCopies
+from tartlet_worker.copy_stream import Arrival, CopyStream, CudaCopies, pin
 from tartlet_worker.csr import Ints
 from tartlet_worker.page_tables import PageTables
 from tartlet_worker.pools import Pools
@@ -64,7 +64,9 @@ class HostPages:
         layers, both, _, heads, size, dim = pools.kv.shape
         apart = self._copies is not None
         shape = (count, layers, both, heads, size, dim) if apart else (layers, both, count, heads, size, dim)
-        self.kv = torch.empty(shape, dtype=pools.kv.dtype, pin_memory=cuda)
+        self.kv = torch.empty(shape, dtype=pools.kv.dtype)
+        if cuda:
+            pin(self.kv, self)
         self._portion = portion_pages(count, pools.kv[:, :, 0].nbytes)
         buffers = (self._portion, *shape[1:]) if apart else (0,)
         self._leaving = torch.empty(buffers, dtype=pools.kv.dtype, device=pools.kv.device)

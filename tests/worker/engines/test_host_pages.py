@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tartlet_common.engine.step import EMPTY_I32, Step, Swaps
 from tartlet_common.errors.registry import OutOfDeviceMemory
 from tartlet_worker import host_pages
-from tartlet_worker.copy_stream import CudaCopies
+from tartlet_worker.copy_stream import CudaCopies, pin
 from tartlet_worker.host_pages import HostPages, _runs
 from tartlet_worker.sampling.torch_sampler import TorchSampler
 from tartlet_worker.torch_engine.engine import TorchEngine
@@ -74,6 +75,38 @@ def test_a_step_may_bring_out_and_back_the_same_page(engine: TorchEngine) -> Non
 def test_a_run_of_host_pages_is_one_copy() -> None:
     assert _runs(i32([4, 5, 6, 9, 2, 3])) == [(0, 3), (3, 4), (4, 6)]
     assert _runs(i32([8])) == [(0, 1)]
+
+
+def test_exactly_the_bytes_asked_for_are_pinned_while_the_owner_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: dict[int, int] = {}
+
+    class Runtime:
+        most = 3 << 20
+
+        def cudaHostRegister(self, at: int, size: int, _flags: int) -> int:
+            if sum(pinned.values()) + size > self.most:
+                return 2
+            pinned[at] = size
+            return 0
+
+        def cudaHostUnregister(self, at: int) -> None:
+            assert synchronized, "copies may still run"
+            del pinned[at]
+
+    class Owner:
+        pass
+
+    synchronized: list[int] = []
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: synchronized.append(1))
+    owner, tensor = Owner(), torch.empty((2 << 20) + 10, dtype=torch.uint8)
+    pin(tensor, owner)
+    assert pinned == {tensor.data_ptr(): (2 << 20) + 10}
+    with pytest.raises(MemoryError):
+        pin(torch.empty(1 << 20, dtype=torch.uint8), owner)
+    del owner
+    gc.collect()
+    assert not pinned
 
 
 def test_more_host_memory_than_there_is_is_refused() -> None:
