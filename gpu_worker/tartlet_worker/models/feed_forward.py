@@ -120,11 +120,12 @@ class Router:
 def groups(device: str, dtype: torch.dtype) -> bool:
     """Return whether torch multiplies groups of rows on this device without asking the host how many there are.
 
-    Elsewhere it does the same with a loop on the host. So do `Experts`, which leave out experts without tokens.
+    torch has such kernels for the capabilities 9.x and 10.x. Elsewhere it does the same with a loop on the host. So do
+    `Experts`, which leave out experts without tokens.
     """
     if not device.startswith("cuda") or dtype != torch.bfloat16:
         return False
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    return torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def feed_forward(

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
+import torch
+
 from tartlet_common.errors.registry import InvalidConfig
 from tartlet_worker.attention.base import GraphAttention
 from tartlet_worker.graphs.buckets import parse, up_to
@@ -63,11 +65,12 @@ def with_graphs(
         decoder: the engine's.
         pools: the engine's.
         rows: what `buckets` returned.
-        must: refuse a decoder that can't be captured.
+        must: refuse a decoder that can't be captured, or whose capture fails.
         progress: called with one line about the capture.
 
     Raises:
-        InvalidConfig: the decoder can't be captured, and must be.
+        InvalidConfig: the decoder can't be captured or its capture fails, and it must be captured.
+        torch.OutOfMemoryError: it must be captured, and the device has no room for the graphs.
     """
     if not rows:
         return decoder
@@ -78,6 +81,16 @@ def with_graphs(
         log.warning("decode steps run without CUDA graphs: %s", why_not)
         return decoder
     assert isinstance(decoder, TorchDecoder)
-    made = GraphDecoder(decoder, cast("GraphAttention", decoder.attention), pools, CudaCapture(pools.device), rows)
-    log.info("captured %d graphs of up to %d rows", made.capture(progress), rows[-1])
+    attention = cast("GraphAttention", decoder.attention)
+    try:
+        made = GraphDecoder(decoder, attention, pools, CudaCapture(pools.device), rows)
+        log.info("captured %d graphs of up to %d rows", made.capture(progress), rows[-1])
+    except Exception as error:
+        if not must:
+            log.warning("decode steps run without CUDA graphs: the capture failed", exc_info=True)
+            return decoder
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        detail = f"graphs=on: the capture failed: {type(error).__name__}: {error}: use graphs=auto"
+        raise InvalidConfig(role="worker", detail=detail) from error
     return made

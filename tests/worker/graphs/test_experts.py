@@ -57,6 +57,8 @@ def test_experts_that_the_host_counts_are_not_captured() -> None:
         ("cuda", torch.float32, (9, 0), False),
         ("cuda", torch.bfloat16, (8, 9), False),
         ("cuda:1", torch.bfloat16, (9, 0), True),
+        ("cuda", torch.bfloat16, (10, 3), True),
+        ("cuda", torch.bfloat16, (12, 0), False),
     ],
 )
 def test_experts_are_grouped_where_torch_asks_the_host_nothing(

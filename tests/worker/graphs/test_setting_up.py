@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tartlet_worker.checkpoints.model_config import read_config
 from tartlet_worker.graphs.buckets import USUAL, bucket_of, parse, up_to
 from tartlet_worker.page_tables import PageTables
 from tartlet_worker.pools import Pools, PoolSizes
+from tartlet_worker.torch_engine import graph_choice
 from tartlet_worker.torch_engine.graph_choice import buckets, obstacle, with_graphs
 from tartlet_worker.torch_engine.kv_budget import graph_bytes
 from tartlet_worker.torch_engine.loader import load_engine
@@ -64,6 +66,30 @@ def test_a_decoder_that_can_not_be_captured_runs_as_it_is_or_is_refused(caplog: 
     assert "without CUDA graphs" in caplog.text
     with pytest.raises(InvalidConfig):
         with_graphs(engine.decoder, engine.pools, (1, 2), must=True, progress=lambda _: None)
+
+
+def test_a_capture_that_fails_leaves_the_decoder_as_it_is_or_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def __init__(self, _device: str) -> None:
+            pass
+
+        def graph(self, _body: Callable[[], None]) -> Callable[[], None]:
+            raise self.error
+
+        error: Exception = RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(graph_choice, "CudaCapture", Broken)
+    engine = load_engine(checkpoint("llama3-grouped"), attention="triton", num_pages=4, kernels="torch")
+    with caplog.at_level(logging.WARNING):
+        kept = with_graphs(engine.decoder, engine.pools, (1, 2), must=False, progress=lambda _: None)
+    assert kept is engine.decoder
+    assert "not permitted" in caplog.text
+    for error, expected in ((Broken.error, InvalidConfig), (torch.OutOfMemoryError("full"), torch.OutOfMemoryError)):
+        monkeypatch.setattr(Broken, "error", error)
+        with pytest.raises(expected):
+            with_graphs(engine.decoder, engine.pools, (1, 2), must=True, progress=lambda _: None)
 
 
 def test_what_graphs_hold_grows_with_their_rows() -> None:
