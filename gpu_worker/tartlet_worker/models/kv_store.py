@@ -26,8 +26,9 @@ class Places:
 class KvStore(Protocol):
     """Norms and rotates queries and keys, and stores keys and values in their pages."""
 
-    pointwise: Pointwise
-    """The layers' other operations between multiplications, made in the same way."""
+    @property
+    def pointwise(self) -> Pointwise:
+        """The layers' other operations between multiplications, made in the same way."""
 
     def store(self, qkv: Tensor, norms: tuple[Tensor, Tensor] | None, places: Places, kv: Tensor) -> Tensor:
         """Store the keys and values of one layer.
@@ -48,7 +49,12 @@ class TorchStore:
 
     def __init__(self, config: ModelConfig) -> None:
         self._c = config
-        self.pointwise = TorchPointwise(config)
+        self._pointwise = TorchPointwise(config)
+
+    @property
+    def pointwise(self) -> TorchPointwise:
+        """See `KvStore.pointwise`."""
+        return self._pointwise
 
     def store(self, qkv: Tensor, norms: tuple[Tensor, Tensor] | None, places: Places, kv: Tensor) -> Tensor:
         """See `KvStore.store`."""

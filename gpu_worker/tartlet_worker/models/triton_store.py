@@ -85,7 +85,12 @@ class TritonStore:
 
     def __init__(self, config: ModelConfig) -> None:
         self._c = config
-        self.pointwise = TritonPointwise(config)
+        self._pointwise = TritonPointwise(config)
+
+    @property
+    def pointwise(self) -> TritonPointwise:
+        """See `KvStore.pointwise`."""
+        return self._pointwise
 
     def store(self, qkv: Tensor, norms: tuple[Tensor, Tensor] | None, places: Places, kv: Tensor) -> Tensor:
         """See `KvStore.store`."""

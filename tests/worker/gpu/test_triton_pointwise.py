@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tartlet_worker.attention.flashinfer_static import list_by_torch
+from tartlet_worker.attention.flashinfer_static import ListPages, list_by_torch
 from tartlet_worker.attention.triton_lists import fill
 from tartlet_worker.checkpoints.model_config import parse_config
 from tartlet_worker.models.pointwise import TorchPointwise
@@ -33,12 +33,12 @@ def test_norms_sums_and_gates_are_those_of_torch(family: str, rows: int, dim: in
     x, more, weight = (
         torch.from_numpy(rng.standard_normal(shape)).to(DEVICE, dtype) for shape in ((rows, dim), (rows, dim), (dim,))
     )
-    close = {"rtol": BITS[dtype], "atol": BITS[dtype]}
-    torch.testing.assert_close(mine.norm(x, weight), theirs.norm(x, weight), **close)
+    bits = BITS[dtype]
+    torch.testing.assert_close(mine.norm(x, weight), theirs.norm(x, weight), rtol=bits, atol=bits)
     (total, normed), (true_total, true_normed) = (made.add_norm(x, more, weight) for made in (mine, theirs))
     assert torch.equal(total, true_total)  # one addition, rounded once
-    torch.testing.assert_close(normed, true_normed, **close)
-    torch.testing.assert_close(mine.gate(x), theirs.gate(x), **close)
+    torch.testing.assert_close(normed, true_normed, rtol=bits, atol=bits)
+    torch.testing.assert_close(mine.gate(x), theirs.gate(x), rtol=bits, atol=bits)
 
 
 def test_a_row_s_bits_do_not_depend_on_the_other_rows() -> None:
@@ -55,9 +55,11 @@ def test_pages_are_listed_as_torch_lists_them(size: int) -> None:
     pages = rng.integers(0, 9999, (11, 700)).astype(np.int32)
     total = int((position // size + 1).sum())
     said = []
-    for lister in (fill, list_by_torch):
+    at, rows = (torch.from_numpy(array).to(DEVICE) for array in (position, pages))
+    listers: tuple[ListPages, ...] = (fill, list_by_torch)
+    for lister in listers:
         indptr, last, indices = (torch.zeros(n, dtype=torch.int32, device=DEVICE) for n in (12, 11, total))
-        lister(*(torch.from_numpy(a).to(DEVICE) for a in (position, pages)), indptr, last, indices, size)
+        lister(at, rows, indptr, last, indices, size)
         said.append([part.cpu() for part in (indptr, last, indices)])
     for got, want in zip(*said, strict=True):
         assert torch.equal(got, want)
