@@ -262,20 +262,40 @@ async def test_a_tenant_has_so_many_requests_at_once(
             assert models.status_code == 200  # what runs no program isn't counted
 
 
+def audited(own: OwnGateway, **fields: str) -> dict[str, Any]:
+    """Wait for the audit log's entry of a request, and return it."""
+    until_s = time.monotonic() + 10
+    while time.monotonic() < until_s:
+        lines = [line for line in own.log.read_text().splitlines() if "tartlet.audit" in line]
+        for entry in (json.loads(line[line.index("{") :]) for line in lines):
+            if fields.items() <= entry.items():
+                return dict(entry)
+        time.sleep(0.05)
+    raise TimeoutError(fields)
+
+
 def test_tokens_of_a_stream_that_its_client_leaves_are_counted(keyed: tuple[OwnGateway, str]) -> None:
     own, key = keyed
     with client(own, key) as http, http.stream("POST", CHAT, json=BODY | {"max_tokens": 900, "stream": True}) as left:
         lines = (line for line in left.iter_lines() if '"content":' in line)
         program = [json.loads(next(lines)[6:]) for _ in range(102)][-1]["id"].removeprefix("chatcmpl-")
-    until_s = time.monotonic() + 10
-    entry = None
-    while entry is None and time.monotonic() < until_s:
-        time.sleep(0.05)
-        audited = [line for line in own.log.read_text().splitlines() if "tartlet.audit" in line]
-        entries = [json.loads(line[line.index("{") :]) for line in audited]
-        entry = next((e for e in entries if e["program"] == program), None)
-    assert entry is not None
+    entry = audited(own, program=program)
     assert entry["tokens"] > 100
+    assert entry["status"] == 499
+
+
+def test_a_stream_that_ends_by_an_error_is_noted_as_failed(gateway: Gateway, keyed: tuple[OwnGateway, str]) -> None:
+    own, key = keyed
+    source = tartlet.Source.python(
+        "from inferlet import send\ndef main(args):\n    send('so far')\n    raise ValueError\n"
+    )
+    with tartlet.Client(gateway.server.address, tenant="a") as mine:
+        mine.put([tartlet.CatalogueEntry("breaks", source)])
+    with client(own, key) as http:
+        reply = http.post(CHAT, json=BODY | {"model": "fake/breaks", "stream": True})
+    assert reply.status_code == 200
+    assert '"error"' in reply.text
+    assert audited(own, model="fake/breaks")["status"] == 500
 
 
 async def test_a_tenant_runs_only_its_own_inferlets(gateway: Gateway, keyed: tuple[OwnGateway, str]) -> None:

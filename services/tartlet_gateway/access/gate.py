@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tartlet_gateway.access.identities import Identities
 from tartlet_gateway.access.identity import Identity
 from tartlet_gateway.access.rates import Rate, Refusal, Tenant, share
-from tartlet_gateway.http.exchange import ClientGoneError, Exchange, Headers
+from tartlet_gateway.http.exchange import ClientGoneError, Exchange, Headers, Outcome
 from tartlet_gateway.http.subprotocol import key_of
 from tartlet_gateway.http.traced import trace_of
 from tartlet_gateway.openai.errors import ApiError, answer
@@ -105,19 +105,20 @@ class Gate:
         admission = _Admission(tenant, self._clock)
         caller.admit = admission.admit
         caller.outlive = admission.outlive
-        status = 499
+        outcome, accepted = Outcome(scope), 0
 
         async def told(message: Message) -> None:
-            nonlocal status
+            nonlocal accepted
+            outcome.see(message)
             if message["type"] in ("http.response.start", "websocket.accept"):
-                status = message.get("status", 101)
+                accepted = 101 if message["type"] == "websocket.accept" else 0
                 message["headers"] = [*message.get("headers", ()), *tenant.headers(self._clock())]
             await send(message)
 
         if self._open[identity.tenant] >= MOST_OPEN:
             error = ApiError(429, f"{MOST_OPEN} requests are open: end some of them first.", code="too_many_open")
             await answer(Exchange(scope, receive, told), error)
-            _note(scope, caller, status, 0.0)
+            _note(scope, caller, outcome.status, 0.0)
             return
         self._open[identity.tenant] += 1
         try:
@@ -135,7 +136,7 @@ class Gate:
             if caller.tokens and caller.program_id and not tenant.is_first(caller.program_id):
                 caller.tokens = 0
             admission.end(caller.tokens)
-            _note(scope, caller, status, self._clock() - began_s)
+            _note(scope, caller, accepted or outcome.status, self._clock() - began_s)
 
     def _tenant(self, name: str, now_s: float) -> Tenant:
         limits = self._identities.limits(name)

@@ -126,6 +126,7 @@ class Answers(Generic[R]):
     async def stop(self, exchange: Exchange, request: R, error: ApiError) -> None:
         """End a stream because the gateway stops."""
         del request
+        exchange.fail(error.status)
         await exchange.write(encoded(self._form.broken(error)), more=False)
 
     async def _serve(self, exchange: Exchange, request: R, chat: ChatRequest, body: bytes) -> None:
@@ -208,5 +209,7 @@ async def _stream(exchange: Exchange, reply: Reply, events: AsyncGenerator[Event
     except (ApiError, TartletError) as e:
         if not exchange.started:
             raise
-        await write(reply.fail(e if isinstance(e, ApiError) else from_tartlet(e)))
+        error = e if isinstance(e, ApiError) else from_tartlet(e)
+        exchange.fail(error.status)
+        await write(reply.fail(error))
     await exchange.write(b"", more=False)

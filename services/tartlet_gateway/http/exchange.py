@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Final, TypeAlias, TypeVar
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 T = TypeVar("T")
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -17,6 +17,36 @@ GOING_AWAY: Final = 1012
 """The close code of a WebSocket whose gateway stops: connect again, and attach behind the last event."""
 BODY_S: Final = 30.0
 """How long a client may take to send its body."""
+
+
+GONE: Final = 499
+"""The status of a request whose client left before the reply ended."""
+_FAILED: Final = "tartlet.failed"
+
+
+class Outcome:
+    """The status by which a request is counted.
+
+    A reply counts with its status once its last part is sent, and before as one whose client left. A stream that ends
+    by an error event counts with the error's status.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._sent = GONE
+        self._whole = False
+
+    def see(self, message: Message) -> None:
+        """Note a message of the reply."""
+        if message["type"] == "http.response.start":
+            self._sent = message["status"]
+        elif message["type"] == "http.response.body":
+            self._whole = not message.get("more_body", False)
+
+    @property
+    def status(self) -> int:
+        """The status as far as it is known."""
+        return int(self._scope.get(_FAILED, self._sent)) if self._whole else GONE
 
 
 class ClientGoneError(Exception):
@@ -102,6 +132,10 @@ class Exchange:
         """Send status and headers."""
         self.started = True
         await self._out({"type": "http.response.start", "status": status, "headers": headers})
+
+    def fail(self, status: int) -> None:
+        """Note that the reply, which has begun, ends by an error of this status."""
+        self.scope[_FAILED] = status
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         """Send a part of the reply's body; `more` False ends it."""

@@ -10,9 +10,8 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tartlet_common.telemetry import names, telemetry
+from tartlet_gateway.http.exchange import Outcome
 
-GONE: Final = 499
-"""The status of a request whose client left before the reply began."""
 OTHER: Final = "other"
 """The route of a path that no route takes, and the method that HTTP doesn't know."""
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
@@ -45,13 +44,12 @@ class Metered:
             await self._app(scope, receive, send)
             return
         began_s = time.perf_counter()
-        status, first_s = GONE, 0.0
+        outcome, first_s = Outcome(scope), 0.0
 
         async def told(message: Message) -> None:
-            nonlocal status, first_s
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            elif not first_s and message.get("body"):
+            nonlocal first_s
+            outcome.see(message)
+            if not first_s and message.get("body"):
                 first_s = time.perf_counter() - began_s
             await send(message)
 
@@ -60,7 +58,7 @@ class Metered:
             await self._app(scope, receive, told)
         finally:
             self._active -= 1
-            labels = _labels(scope["method"], self._route_of(scope), status)
+            labels = _labels(scope["method"], self._route_of(scope), outcome.status)
             telemetry.later(self._record, time.perf_counter() - began_s, first_s, labels)
 
     def _record(self, duration_s: float, first_s: float, labels: Mapping[str, str | int]) -> None:

@@ -11,7 +11,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tartlet_common.telemetry import names, telemetry
-from tartlet_gateway.http.metered import GONE, OTHER, RouteOf, method_of
+from tartlet_gateway.http.exchange import Outcome
+from tartlet_gateway.http.metered import OTHER, RouteOf, method_of
 
 _CONTEXT: Final = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 _FAILED: Final = 500
@@ -56,12 +57,10 @@ class Traced:
             contexts.detach(token)
 
     async def _within_span(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status = GONE
+        outcome = Outcome(scope)
 
         async def told(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            outcome.see(message)
             await send(message)
 
         method = method_of(scope["method"])
@@ -72,7 +71,7 @@ class Traced:
             try:
                 await self._app(scope, receive, told)
             finally:
-                route = self._route_of(scope) or OTHER
+                route, status = self._route_of(scope) or OTHER, outcome.status
                 span.update_name(f"{method} {route}")
                 span.set_attributes(
                     {

@@ -60,6 +60,7 @@ class Completions:
             request, arguments = self._read(body)
 
             async def end(error: ApiError) -> None:
+                exchange.fail(error.status)
                 await exchange.write(sse.event(error.body) + sse.DONE, more=False)
 
             work = self._serve(exchange, request, arguments, body)
@@ -155,6 +156,7 @@ class _Stream:
             if not self._exchange.started:
                 raise
             error = e if isinstance(e, ApiError) else from_tartlet(e)
+            self._exchange.fail(error.status)
             await self._exchange.write(sse.event(error.body))
         else:
             if self._totals:

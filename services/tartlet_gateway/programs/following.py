@@ -106,7 +106,9 @@ async def _write_all(exchange: Exchange, source: AsyncIterator[T], form: Callabl
     except TartletError as e:
         if not exchange.started:
             raise
-        await exchange.write(encoded({"type": "error", **TypedError(e).body}))
+        error = TypedError(e)
+        exchange.fail(error.status)
+        await exchange.write(encoded({"type": "error", **error.body}))
     await exchange.write(b"", more=False)
 
 
