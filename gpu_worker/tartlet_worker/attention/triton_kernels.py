@@ -172,7 +172,7 @@ def attend(
         tl.store(out + of_query[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["runs"])
 def join_runs(
     out, run_top, run_total, run_sums, tiles, runs,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr,

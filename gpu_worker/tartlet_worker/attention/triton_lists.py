@@ -10,24 +10,26 @@ BLOCK = 256
 """Pages that a program copies at a time."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "rows"])
 def list_pages(
-    position, pages, indptr, last_page, indices, width,
-    COUNT: tl.constexpr, COUNTS: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    position, pages, indptr, last_page, indices, width, rows,
+    COUNTS: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """List the pages of one of COUNT rows, behind those of the rows before it.
+    """List the pages of one of `rows` rows, behind those of the rows before it.
+
+    One compilation serves all numbers of rows with the same COUNTS.
 
     Args:
-        position: [COUNT] int32, of a row's token, which is its last column.
-        pages: [COUNT, width] int32.
-        indptr: [COUNT + 1] int32 takes the ends of the rows' lists.
-        last_page: [COUNT] int32 takes the columns of the rows' last pages.
+        position: [rows] int32, of a row's token, which is its last column.
+        pages: [rows, width] int32.
+        indptr: [rows + 1] int32 takes the ends of the rows' lists.
+        last_page: [rows] int32 takes the columns of the rows' last pages.
         indices: int32 takes the lists.
-        COUNTS: COUNT, up to a power of two.
+        COUNTS: rows, up to a power of two.
     """
     row = tl.program_id(0)
     other = tl.arange(0, COUNTS)
-    number = tl.load(position + other, mask=other < COUNT, other=0) // PAGE + 1
+    number = tl.load(position + other, mask=other < rows, other=0) // PAGE + 1
     begin = tl.sum(tl.where(other < row, number, 0), 0)
     mine = tl.load(position + row)
     count = mine // PAGE + 1
@@ -46,6 +48,6 @@ def fill(position: Tensor, pages: Tensor, indptr: Tensor, last_page: Tensor, ind
     """See `flashinfer_static.ListPages`."""
     count = len(position)
     list_pages[(count,)](
-        position, pages, indptr, last_page, indices, pages.stride(0),
-        COUNT=count, COUNTS=1 << (count - 1).bit_length(), PAGE=page_size, BLOCK=BLOCK,
+        position, pages, indptr, last_page, indices, pages.stride(0), count,
+        COUNTS=1 << (count - 1).bit_length(), PAGE=page_size, BLOCK=BLOCK,
     )  # fmt: skip

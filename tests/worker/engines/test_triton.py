@@ -258,8 +258,10 @@ rows = {n: "*bf16" for n in ("x", "more", "weight", "total", "normed")} | {"eps"
 compiled(pointwise.norm_rows, rows, {"DIM": 8192, "DIMS": 8192, "ADD": True, "SHIFT": False, "ROWS": 1}, num_warps=16)
 gated = {"gate_up": "*bf16", "out": "*bf16", "count": "i32"}
 compiled(pointwise.gate_rows, gated, {"WIDTH": 14336, "BLOCK": pointwise.GATED, "ROWS": 1})
-many = {"COUNT": 160, "COUNTS": 256, "PAGE": 16, "BLOCK": lists.BLOCK}
-compiled(lists.list_pages, {"width": "i32"}, many)
+many = {"COUNTS": 256, "PAGE": 16, "BLOCK": lists.BLOCK}
+compiled(lists.list_pages, {"width": "i32", "rows": "i32"}, many)
+for kernel, names in ((lists.list_pages, {"width", "rows"}), (attention.join_runs, {"runs"})):
+    assert {p.name for p in kernel.params if p.do_not_specialize} == names, "each new number would compile again"
 """
 
 
