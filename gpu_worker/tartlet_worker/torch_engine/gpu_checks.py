@@ -30,6 +30,7 @@ from tartlet_worker.pools import FAR
 from tartlet_worker.torch_engine import attention_choice, driver_check, graph_check
 from tartlet_worker.torch_engine.fast_path import resolve_dtype
 from tartlet_worker.torch_engine.finding import Finding
+from tartlet_worker.torch_engine.memory import use_device
 
 CAPABILITY = "9.0"
 """Of H100 and H200, for which the image's modules are built."""
@@ -80,6 +81,7 @@ def checks(device: str, config: ModelConfig, settings: WorkerSettings) -> Iterat
     if not torch.cuda.is_available():  # doctor has said so, and the driver may be why
         yield expected_finding(device, config, settings, dtype)
         return
+    use_device(device)
     yield _device(device)
     needs = attention_choice.flashinfer_needs(config, dtype)
     capability = ".".join(map(str, torch.cuda.get_device_capability(device)))

@@ -15,8 +15,8 @@ from tartlet_worker.torch_engine import attention_choice
 from tartlet_worker.torch_engine.finding import Finding
 
 _SIZE = 4  # tokens of a page
-_WIDTH = 5  # pages of a row
-_POSITIONS = ((2, 17), (19, 4), (8, 13))
+_WIDTH = 326  # pages of a row: kernels that read runs of 512 columns read more than two
+_POSITIONS = ((2, 17), (1299, 4), (8, 1030))
 """Of the two rows: for the capture, then for each replay."""
 _REMEDY = "Set TARTLET_WORKER_GRAPHS=off, and report this with the GPU's name and driver."
 

@@ -146,6 +146,20 @@ def test_doctor_names_the_path_that_a_gpu_would_take_where_there_is_none(
         assert f"of capability 9.0: {path}: " in found.found
 
 
+def test_a_gpu_with_a_number_is_the_current_one_before_a_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+
+    def first_use(device: str) -> None:
+        assert used == [device]
+        raise InterruptedError
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_checks, "use_device", used.append)
+    monkeypatch.setattr(gpu_checks, "_device", first_use)
+    with pytest.raises(InterruptedError):
+        list(gpu_checks.checks("cuda:1", gpu_checks.default_config(), WorkerSettings()))
+
+
 def test_triton_is_held_against_gathered_pages_and_its_absence_is_a_warning() -> None:
     config = replace(gpu_checks.default_config(), head_dim=16)
     assert gpu_checks.triton_finding("cpu", config, "").status == "ok"

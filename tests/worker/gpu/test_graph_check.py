@@ -11,6 +11,7 @@ import torch
 
 from tartlet_worker.attention.base import PlanChanged
 from tartlet_worker.attention.flashinfer_static import FlashInferStatic
+from tartlet_worker.attention.triton_kernels import RUN
 from tartlet_worker.torch_engine.driver_check import driver_finding
 from tartlet_worker.torch_engine.gpu_checks import CLOSE, default_config
 from tartlet_worker.torch_engine.graph_check import graph_finding
@@ -36,6 +37,18 @@ def test_replays_over_other_tables_agree_with_gathered_pages(name: str) -> None:
     said = graph_finding(name, "cpu", config, recorder, close=CLOSE)
     assert said.status == "ok", said
     assert recorder.replays == [2]
+
+
+def test_replays_read_more_than_two_runs_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    fill = FlashInferStatic.fill
+    monkeypatch.setattr(
+        FlashInferStatic,
+        "fill",
+        lambda self, pages, position: (seen.append(position.max()), fill(self, pages, position)),
+    )
+    assert graph_finding("flashinfer", "cpu", CONFIG, Recorder(), close=CLOSE).status == "ok"
+    assert max(seen) >= 2 * RUN
 
 
 def test_a_graph_that_does_not_read_the_new_tables_is_told_with_a_remedy() -> None:
