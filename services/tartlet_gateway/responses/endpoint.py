@@ -165,6 +165,8 @@ async def stream(exchange: Exchange, tape: Tape, *, after: int = -1, keep: Keep 
         if news:
             await exchange.write(news)
         if ends:
+            if tape.error is not None and tape.record.state != "cancelled":
+                exchange.fail(tape.error.status)
             break
         await asyncio.sleep(0)  # a long response is no reason to keep others waiting
     await exchange.write(b"", more=False)

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import tartlet
-from tartlet_gateway.http.metered import GONE
+from tartlet_gateway.http.exchange import GONE
 from tests.e2e.serving import until_nothing_is_held
 from tests.gateway.conftest import Gateway, free_port
 from tests.gateway.processes import OwnGateway, own_gateway
