@@ -34,6 +34,11 @@ _NAMES = {
     "TokenStream": "`async for piece in ctx.generate(...)`",
     "Tokenizer": "`await tokenize(text)` and `await detokenize(tokens)`",
     "StopCondition": "`Until`, `Length` and `StopTokens`",
+    "greedy": "`Greedy()`",
+    "top_k": "`TopK(k)`",
+    "top_p": "`TopP(p)`",
+    "min_p": "`MinP(p)`",
+    "typical": "a function from a `Dist` to a token",
     "Drafter": "`Context.propose` and `Context.accept`",
     "session": "`send(text)` and `await receive()`",
     "runtime": "`get_version()`, `get_instance_id()` and `await available_models()`",
@@ -75,6 +80,8 @@ def hint(told: str) -> str:
         'Coming from Pie: instead of `get_auto_model`, write `await get_model()`.'
         >>> hint("'Context' object has no attribute 'user'")
         'Coming from Pie: instead of `user`, write `ctx.chat(text)`.'
+        >>> hint("cannot import name 'top_p' from 'inferlet' (inferlet/__init__.py)")
+        'Coming from Pie: instead of `top_p`, write `TopP(p)`.'
         >>> hint("'Context' object has no attribute 'colour'")
         ''
     """
