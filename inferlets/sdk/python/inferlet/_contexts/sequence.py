@@ -42,7 +42,7 @@ class TokenSequence:
             run_ahead: how many decode steps are queued before the program has seen their tokens; 0 waits for each
                 token. The text is the same for every number.
             prefix_cache: whether the context takes over pages of equal prompts, and leaves its own to others. The text
-                is the same with and without.
+                is the same with and without. Pages of names that the program has imported are taken over in any case.
             adapter: the LoRA adapter under which the model computes the context, one of `get_all_adapters` or its name;
                 None for the model alone. Forks have the same.
 

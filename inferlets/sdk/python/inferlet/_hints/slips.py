@@ -41,6 +41,10 @@ _INSTEAD = {
     "stop_strings": "Until('end')",
     "length": "max_tokens=20",
     "n": "max_tokens=20",
+    "json_schema": "grammar=json_schema(SCHEMA)",
+    "regex": "grammar=regex(TEXT)",
+    "lark": "grammar=lark(TEXT)",
+    "ebnf": "grammar=ebnf(TEXT)",
 }
 
 
@@ -58,6 +62,8 @@ def hint(error: BaseException, names: Container[str] = ()) -> str:
         'This call returns at once: leave out `await`.'
         >>> hint(TypeError("generate() got an unexpected keyword argument 'top_k'"))
         'Give `sampler=TopK(40)`.'
+        >>> hint(TypeError("generate_until() got an unexpected keyword argument 'json_schema'"))
+        'Give `grammar=json_schema(SCHEMA)`.'
         >>> hint(TypeError("unsupported operand type(s) for +: 'int' and 'str'"))
         ''
     """
