@@ -153,10 +153,11 @@ class Arrived:
 @pytest.fixture(params=[None, 2], ids=["one portion", "portions of two"])
 def portion(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
     """Let portions have two pages, or all."""
-    if request.param:
+    pages: int | None = request.param
+    if pages:
         one = load_engine(checkpoint(NAME), dtype="float32", page_size=4, num_pages=1).spec.kv_bytes_per_token * 4
-        monkeypatch.setattr(host_pages, "PORTION", 2 * one + 1)
-    return request.param
+        monkeypatch.setattr(host_pages, "PORTION", pages * one + 1)
+    return pages
 
 
 def beside(engine: TorchEngine) -> tuple[TorchEngine, LateCopies]:
@@ -298,7 +299,7 @@ class Allocations(TorchDispatchMode):
     """Notes the bytes of each tensor that an operation makes rather than writes or shows."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.sizes: list[int] = []
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:

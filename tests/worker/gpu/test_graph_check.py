@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -42,11 +44,12 @@ def test_replays_over_other_tables_agree_with_gathered_pages(name: str) -> None:
 def test_replays_read_more_than_two_runs_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     fill = FlashInferStatic.fill
-    monkeypatch.setattr(
-        FlashInferStatic,
-        "fill",
-        lambda self, pages, position: (seen.append(position.max()), fill(self, pages, position)),
-    )
+
+    def noted(self: FlashInferStatic, pages: npt.NDArray[np.int32], position: npt.NDArray[np.int32]) -> None:
+        seen.append(int(position.max()))
+        fill(self, pages, position)
+
+    monkeypatch.setattr(FlashInferStatic, "fill", noted)
     assert graph_finding("flashinfer", "cpu", CONFIG, Recorder(), close=CLOSE).status == "ok"
     assert max(seen) >= 2 * RUN
 
