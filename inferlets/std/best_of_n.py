@@ -26,6 +26,7 @@ class Answer(NamedTuple):
     score: float
     tokens: int
     reason: reply.Reason
+    stop_text: str | None
 
 
 async def main(args: list[str]) -> None:
@@ -50,7 +51,7 @@ async def main(args: list[str]) -> None:
         answers = await asyncio.gather(*(generated(branch, request) for branch in ctx.fork(asked)))
         best = max(answers, key=lambda answer: answer.score)
         reply.delta(best.text)
-        reply.finish(best.reason)
+        reply.finish(best.reason, stop_text=best.stop_text)
         cached = min(prompt, (await usage()).cached_tokens)
         reply.usage(prompt, sum(answer.tokens for answer in answers), cached_tokens=cached)
 
@@ -63,4 +64,4 @@ async def generated(ctx: Context, request: dict[str, Any]) -> Answer:
     scores = [piece.logprob async for piece in generation]
     mean = sum(scores) / len(scores) if scores else 0.0
     reason: reply.Reason = "length" if generation.stopped_by == "length" else "stop"
-    return Answer(generation.text, mean, len(generation.tokens), reason)
+    return Answer(generation.text, mean, len(generation.tokens), reason, generation.stop_text)

@@ -265,7 +265,8 @@ async def one_choice(ctx: Context, index: int, prompts: Prompts, request: dict[s
     if reader is not None and not send_parts(reader.end(), index, told[sent:end]) and not reader.calls:
         reply.delta("", index, logprobs=told[sent:end])
     called = reader is not None and reader.calls > 0
-    reply.finish("length" if generation.stopped_by == "length" else "tool_calls" if called else "stop", index)
+    reason: reply.Reason = "length" if generation.stopped_by == "length" else "tool_calls" if called else "stop"
+    reply.finish(reason, index, stop_text=generation.stop_text)
     return Counts(len(generation.tokens), reasoning)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -17,6 +18,7 @@ from tests.gateway.conftest import Gateway
 from tests.gateway.responses.test_responses import RULES
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+BEST_OF_N = Path(__file__).parents[2] / "inferlets" / "std" / "best_of_n.py"
 TOOLS: list[Any] = [{"name": "weather", "description": "d", "input_schema": {"type": "object", "properties": {}}}]
 ASKED: list[Any] = [{"role": "user", "content": "What is the weather?"}]
 
@@ -67,6 +69,24 @@ def test_streamed_events_are_those_of_the_api_and_join_to_the_whole(http: httpx.
     assert events[-2]["delta"]["stop_reason"] == whole["stop_reason"] == "max_tokens"
     assert whole["usage"]["output_tokens"] == events[-2]["usage"]["output_tokens"] == 6
     assert events[0]["message"]["usage"]["input_tokens"] + events[0]["message"]["usage"]["cache_read_input_tokens"] > 0
+
+
+@pytest.mark.parametrize("inferlet", ["fake", "fake/best"])
+def test_the_stop_sequence_that_was_found_is_told(http: httpx.Client, gateway: Gateway, inferlet: str) -> None:
+    with tartlet.Client(gateway.server.address) as client:
+        client.put([tartlet.CatalogueEntry("best", tartlet.Source.from_file(BEST_OF_N))])
+    body = {"model": inferlet, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30, "temperature": 0}
+    text = http.post("/v1/messages", json=body).json()["content"][0]["text"]
+    stop = text[4:7]
+    body |= {"stop_sequences": ["never said", stop]}
+    whole = http.post("/v1/messages", json=body).json()
+    reply = http.post("/v1/messages", json=body | {"stream": True})
+    events = [json.loads(told.split("\ndata: ")[1]) for told in reply.text.split("\n\n") if told]
+    assert whole["content"][0]["text"] == text[: text.index(stop)]
+    for told in (whole, events[-2]["delta"]):
+        assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", stop)
+    assert (events[0]["message"]["stop_reason"], events[0]["message"]["stop_sequence"]) == (None, None)
+    EVENT.validate_python(events[-2])
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,11 @@ class Reply:
         self._open = ""  # the type of the block that is being told
         self._text = ""
         self._reason = ""
+        self._stop_text: str | None = None
 
     def begin(self) -> list[Value]:
         """Return the event that opens the message."""
-        return [{"type": "message_start", "message": self._message(None)}]
+        return [{"type": "message_start", "message": self._message({"stop_reason": None, "stop_sequence": None})}]
 
     def add(self, event: Said) -> list[Value]:
         """Return the events of a part of the answer."""
@@ -46,13 +47,13 @@ class Reply:
 
     def finish(self, event: Finished) -> None:
         """Note why the answer ends where it does."""
-        self._reason = event.reason
+        self._reason, self._stop_text = event.reason, event.stop_text
 
     def end(self) -> list[Value]:
         """Return the last events."""
         closed = self._closed()
-        delta = {"stop_reason": self._stop(), "stop_sequence": None}
-        return [*closed, {"type": "message_delta", "delta": delta, "usage": self._usage()}, {"type": "message_stop"}]
+        told = {"type": "message_delta", "delta": self._stopping(), "usage": self._usage()}
+        return [*closed, told, {"type": "message_stop"}]
 
     def fail(self, error: ApiError) -> list[Value]:
         """Return the last event of a message that failed."""
@@ -60,12 +61,15 @@ class Reply:
 
     def whole(self) -> Value:
         """Return the message that has ended."""
-        return self._message(self._stop())
+        return self._message(self._stopping())
 
-    def _stop(self) -> str:
+    def _stopping(self) -> Value:
+        """Return why the answer ends; a message that calls tools says so, whatever ended its text."""
         if any(block["type"] == "tool_use" for block in self._blocks):
-            return "tool_use"
-        return _STOPS.get(self._reason, "end_turn")
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        if self._reason == "stop" and self._stop_text is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": self._stop_text}
+        return {"stop_reason": _STOPS.get(self._reason, "end_turn"), "stop_sequence": None}
 
     def _opened(self, kind: str) -> list[Value]:
         if self._open == kind:
@@ -100,15 +104,14 @@ class Reply:
         told = {"type": "content_block_delta", "index": len(self._blocks), "delta": delta}
         return [started, told, self._stopped(block | {"input": _object(event.arguments)})]
 
-    def _message(self, stop: str | None) -> Value:
+    def _message(self, stopping: Value) -> Value:
         return {
             "id": f"msg_{self._id}",
             "type": "message",
             "role": "assistant",
             "model": self._model,
             "content": list(self._blocks),
-            "stop_reason": stop,
-            "stop_sequence": None,
+            **stopping,
             "usage": self._usage(),
         }
 

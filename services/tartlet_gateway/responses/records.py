@@ -102,13 +102,15 @@ def unknown(given: str) -> ApiError:
 
 
 def line_of(event: Event) -> list[Any]:
-    """Return an event as a list.
+    """Return an event as a list, without what no response tells: log-probabilities and stop strings.
 
     Example:
-        >>> line_of(Delta(0, "hi")), event_of(line_of(Finished(0, "length")))
-        (['d', 0, 'hi'], Finished(choice=0, reason='length'))
+        >>> line_of(Delta(0, "hi")), line_of(Finished(0, "stop", "END"))
+        (['d', 0, 'hi'], ['f', 0, 'stop'])
+        >>> event_of(['f', 0, 'length'])
+        Finished(choice=0, reason='length', stop_text=None)
     """
-    fields = event[:2] if isinstance(event, Delta) else event
+    fields = event[:2] if isinstance(event, Delta | Finished) else event
     return [_MARKS[type(event)], *fields]
 
 

@@ -50,10 +50,11 @@ class Called(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A choice is complete; `reason` is OpenAI's finish reason."""
+    """A choice is complete; `reason` is OpenAI's finish reason, `stop_text` the stop string that ended the choice."""
 
     choice: int
     reason: str
+    stop_text: str | None = None
 
 
 class Counted(NamedTuple):
@@ -114,6 +115,7 @@ class _Wire(msgspec.Struct):
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] | None = None
     reason: str = "stop"
+    stop_text: str | None = None
     prompt_tokens: _Count = 0
     completion_tokens: _Count = 0
     cached_tokens: _Count = 0
@@ -136,7 +138,7 @@ class EventReader:
         >>> reader.read(b"caf\xc3"), reader.read(b"\xa9")
         (Delta(choice=0, text='caf', logprobs=None), Delta(choice=0, text='é', logprobs=None))
         >>> reader.read(b'\x1e{"type": "finish", "index": 1, "reason": "length"}')
-        Finished(choice=1, reason='length')
+        Finished(choice=1, reason='length', stop_text=None)
     """
 
     def __init__(self) -> None:
@@ -171,7 +173,7 @@ def _event(wire: _Wire) -> Event:
         case "tool_call" if wire.name:
             return Called(wire.index, wire.name, _object(wire.arguments))
         case "finish" if wire.reason in _REASONS:
-            return Finished(wire.index, wire.reason)
+            return Finished(wire.index, wire.reason, wire.stop_text)
         case "usage":
             return Counted(wire.prompt_tokens, wire.completion_tokens, wire.cached_tokens, wire.reasoning_tokens)
         case "refuse":

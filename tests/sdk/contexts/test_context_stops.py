@@ -9,6 +9,7 @@ import pytest
 
 import inferlet
 from inferlet import Context, Generation, Length, StopTokens, Until
+from inferlet.stopping import Scanner
 from tartlet_common.abi import Op
 from tests.sdk.host.harness import run, run_source, tokens_of
 from tests.sdk.host.mini_host import MiniHost
@@ -42,6 +43,29 @@ def test_a_stop_string_ends_the_text_and_the_context_goes_on_from_there(run_ahea
     prompt = [*tokens_of(PROMPT), *b"one two END", *b" next"]
     assert tokens == [*prompt, *reference_generate(prompt, 6, script=host.script)]
     assert second.encode() == bytes(tokens[-6:])
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "found"),
+    [
+        (("of", "END"), "one two ", "END"),
+        (("END of", "END"), "one two ", "END"),  # of two that begin at one place, the one that is complete first
+        (("never",), "one two END of", None),
+    ],
+)
+def test_a_generation_says_which_stop_string_it_found(stops: tuple[str, ...], text: str, found: str | None) -> None:
+    said = b"one two END of"
+
+    async def main() -> tuple[str, str | None]:
+        ctx = Context()
+        ctx.fill(PROMPT)
+        generation = ctx.generate(Until(*stops), max_tokens=len(said))
+        assert "".join([piece async for piece in generation]) == generation.text
+        return generation.text, generation.stop_text
+
+    assert run(MiniHost(script=script(said)), main) == (text, found)
+    scanner = Scanner(stops)
+    assert (scanner.feed(said.decode()) + scanner.rest(), scanner.found) == (text, found)
 
 
 @pytest.mark.parametrize("run_ahead", [0, 4])

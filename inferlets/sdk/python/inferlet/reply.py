@@ -147,14 +147,21 @@ def tool_call(name: str, arguments: str = "{}", index: int = 0) -> None:
     _send(type="tool_call", index=index, name=name, arguments=arguments)
 
 
-def finish(reason: Reason = "stop", index: int = 0) -> None:
+def finish(reason: Reason = "stop", index: int = 0, *, stop_text: str | None = None) -> None:
     """Say that choice `index` is complete, and why it ends where it does.
+
+    Args:
+        reason: why.
+        index: the choice, from 0.
+        stop_text: the stop string that ended the choice, as `Generation.stop_text` has it. The Messages API tells it.
 
     Example:
         >>> async def main():
         ...     reply.finish("length")
+        ...     reply.finish("stop", 1, stop_text="END")
     """
-    _send(type="finish", index=index, reason=reason)
+    told = {} if stop_text is None else {"stop_text": stop_text}
+    _send(type="finish", index=index, reason=reason, **told)
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0, reasoning_tokens: int = 0) -> None:

@@ -127,27 +127,29 @@ def _instead(given: object) -> str:
 class Scanner:
     """Finds stop strings in text that arrives in pieces, and holds back text that may be the start of one.
 
+    `found` is the stop string that was found; None before.
+
     Example:
         >>> scanner = Scanner(("END",))
         >>> scanner.feed("to the E"), scanner.feed("N"), scanner.feed("D."), scanner.found
-        ('to the ', '', '', True)
+        ('to the ', '', '', 'END')
     """
 
     def __init__(self, texts: tuple[str, ...]) -> None:
         self._texts = texts
         self._held = ""
-        self.found = False
+        self.found: str | None = None
 
     def feed(self, text: str) -> str:
         """Take the next piece; return the text that certainly comes before any stop string."""
         if not self._texts:
             return text
         held = self._held + text
-        ends = [at for at in (held.find(stop) for stop in self._texts) if at >= 0]
+        ends = [(at, len(stop), stop) for stop in self._texts if (at := held.find(stop)) >= 0]
         if ends:
-            self.found = True
+            first, _, self.found = min(ends)  # of two that begin there, the one that is complete first
             self._held = ""
-            return held[: min(ends)]
+            return held[:first]
         keep = max(_overlap(held, stop) for stop in self._texts)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]

@@ -86,6 +86,7 @@ class Generation:
 
     `text` and `tokens` are the text and the tokens so far. At the end, `stopped_by` says why: "length" (or the
     model's last position), "token", "until", "sampler", or "grammar" if nothing can follow in the grammar's text.
+    After "until", `stop_text` is the stop string that was found.
 
     Example:
         >>> async def main():
@@ -177,6 +178,11 @@ class Generation:
     def text(self) -> str:
         """The text so far, without the stop string."""
         return "".join(self._texts)
+
+    @property
+    def stop_text(self) -> str | None:
+        """The stop string that ended the generation; None if none did."""
+        return self._scanner.found
 
     def __aiter__(self) -> Self:
         return self
@@ -336,7 +342,7 @@ class Generation:
         no_text = reason == "token" or (sampled.ended and token in self._context.model.stop_tokens)
         raw = b"" if no_text else self._vocab.known.get(token, b"")
         text = self._scanner.feed(self._utf8.decode(raw, final=reason is not None))
-        if self._scanner.found:
+        if self.stop_text is not None:
             reason = "until"
         elif reason:
             text += self._scanner.rest()
@@ -349,9 +355,9 @@ class Generation:
     def _close(self) -> Piece | None:
         """End without a further token; return the text that was held back, if there is some."""
         text = self._scanner.feed(self._utf8.decode(b"", final=True))
-        if not self._scanner.found:
+        if self.stop_text is None:
             text += self._scanner.rest()
-        self._end("until" if self._scanner.found else "sampler")
+        self._end("sampler" if self.stop_text is None else "until")
         if not text or self._latest is None:
             return None
         self._texts.append(text)
