@@ -1,9 +1,10 @@
 """How long programs stand still when a process is killed: the longest time between two tokens of each program.
 
-The programs decode on a fake engine whose steps take 20 ms. One more engine of the same kind stands by. Once all
-programs decode, SIGKILL hits the process. The variant "nothing" kills none: its gaps are those of a busy machine. A
-runtime or control that was killed is started again at once on the same machine. With "standby" a second control waits
-for the lease in a Redis, and takes it when the killed one has not renewed it for `lease_s`.
+The programs begin on a fake engine whose steps take 20 ms. Then one more engine of the same kind starts and stands by.
+Once all programs decode, SIGKILL hits the process; the worker that is killed is the first engine's. The
+variant "nothing" kills none: its gaps are those of a busy machine. A runtime or control that was killed is started
+again at once on the same machine. With "standby" a second control waits for the lease in a Redis, and takes it when the
+killed one has not renewed it for `lease_s`.
 """
 
 from __future__ import annotations
@@ -43,13 +44,15 @@ STANDS_BY_S = 3.0
 """How long a second control has for its start, before the first one may be killed."""
 GOALS_S = {"worker": 2.0, "control": 3.0, STANDBY: 3.0}
 """The longest pause of one program at the most. A runtime has no goal: a program waits for its start and its re-run."""
+LEAST_S = 0.5
+"""A program whose engine died stands still for longer: control waits for the engine's return first."""
 SHARES = (50, 90, 99, 100)
 WORKER = ("--engine", "fake", "--fake-step-s", str(STEP_S))
 
 
 @asynccontextmanager
-async def stack_with_spare(runtime: Sequence[str], *, standby: bool = False) -> AsyncIterator[LocalStack]:
-    """Start a stack, and a second worker that programs can go on at.
+async def one_engine(runtime: Sequence[str], *, standby: bool = False) -> AsyncIterator[tuple[LocalStack, Path]]:
+    """Start a stack in a directory, and yield both.
 
     Args:
         runtime: flags of the runtime.
@@ -61,10 +64,16 @@ async def stack_with_spare(runtime: Sequence[str], *, standby: bool = False) -> 
         lease = ["--lease-url", stacks.enter_context(redis_server())] if standby else []
         flags = {"worker": WORKER[2:], "runtime": runtime, "control": lease}
         stack = await stacks.enter_async_context(running_stack(engine="fake", flags=flags, directory=place))
-        await stacks.enter_async_context(another(place, "worker", *WORKER))
         if standby:
             await stacks.enter_async_context(another(place, "control", *lease))
             await asyncio.sleep(STANDS_BY_S)
+        yield stack, place
+
+
+@asynccontextmanager
+async def stack_with_spare(runtime: Sequence[str]) -> AsyncIterator[LocalStack]:
+    """Start a stack with flags of the runtime, and a second worker that programs can go on at."""
+    async with one_engine(runtime) as (stack, place), another(place, "worker", *WORKER):
         yield stack
 
 
@@ -83,11 +92,11 @@ async def another(place: Path, role: str, *flags: str) -> AsyncIterator[None]:
         await process.wait()
 
 
-async def gaps(stack: LocalStack, victim: str, programs: int) -> list[float]:
-    """Let programs decode, kill a process, and return the longest gap of each program, s."""
+async def gaps(stack: LocalStack, place: Path, victim: str, programs: int) -> list[float]:
+    """Let programs decode, kill a process of the stack in `place`, and return the longest gap of each program, s."""
     source = tartlet.Source.from_file(HERE / "guests" / "gaps.py")
-    async with tartlet.AsyncClient(stack.address) as client:
-        await until_engines(client, 2)
+    async with AsyncExitStack() as spare, tartlet.AsyncClient(stack.address) as client:
+        await until_engines(client, 1)
         specs = [tartlet.LaunchSpec(source=source, args=[str(TOKENS), str(i)]) for i in range(programs)]
         answers = await client.launch_many(specs)
         refused = [answer for answer in answers if not isinstance(answer, tartlet.Accepted)]
@@ -113,6 +122,8 @@ async def gaps(stack: LocalStack, victim: str, programs: int) -> list[float]:
             for run in runs:
                 tasks.create_task(follow(run))
             await begun.wait()
+            await spare.enter_async_context(another(place, "worker", *WORKER))
+            await until_engines(client, 2)
             await client.send_many([(program_id, b"go") for program_id in launched])
             await asyncio.sleep(SETTLE_S)
             if victim != "nothing":
@@ -125,9 +136,14 @@ async def measure(args: argparse.Namespace) -> dict[tuple[str, int], list[float]
     seen: dict[tuple[str, int], list[float]] = {}
     for programs in args.programs:
         for victim in args.kill:
-            async with stack_with_spare(("--capacity", str(programs + 8)), standby=victim == STANDBY) as stack:
+            flags = ("--capacity", str(programs + 8))
+            async with one_engine(flags, standby=victim == STANDBY) as (stack, place):
                 begin_s = time.monotonic()
-                found = await gaps(stack, victim, programs)
+                found = await gaps(stack, place, victim, programs)
+            if victim == "worker" and max(found) < LEAST_S:
+                raise RuntimeError(
+                    f"no program was on the engine that was killed: the longest pause was {max(found):.2f} s"
+                )
             seen[victim, programs] = found
             told = f"median {np.median(found):.2f} s, longest {max(found):.2f} s"
             report.progress(
