@@ -247,7 +247,7 @@ class GatewaySettings(TokenSettings, _Settings):
     http_key: Path | None = Field(None, description="PEM key of that certificate")
     tenant_requests_per_minute: int = Field(0, ge=0, description="requests a minute of a tenant; 0: without bound")
     tenant_tokens_per_minute: int = Field(0, ge=0, description="tokens a minute of a tenant; 0: without bound")
-    tenant_concurrency: int = Field(0, ge=0, description="requests of a tenant at once; 0: without bound")
+    tenant_concurrency: int = Field(0, ge=0, description="requests and programs of a tenant at once; 0: without bound")
     replicas: int = Field(1, ge=1, le=1000, description="gateways that share tenants' rates evenly")
     body_bytes: int = Field(16 << 20, ge=1 << 10, le=48 << 20, description="longest body of a request")
     responses_kept_s: float = Field(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tartlet_common.errors.registry import Overloaded
 from tartlet_gateway.access.identities import Identities
 from tartlet_gateway.access.identity import Identity
 from tartlet_gateway.access.rates import Rate, Refusal, Tenant, share
@@ -20,6 +22,7 @@ from tartlet_gateway.http.exchange import ClientGoneError, Exchange, Headers, Ou
 from tartlet_gateway.http.subprotocol import key_of
 from tartlet_gateway.http.traced import trace_of
 from tartlet_gateway.openai.errors import ApiError, answer
+from tartlet_gateway.programs.errors import TypedError
 from tartlet_gateway.runs.caller import Caller, set_caller
 
 OPEN: Final = frozenset({"/health", "/"})
@@ -28,6 +31,8 @@ OPEN_BELOW: Final = "/page/"
 """Paths below it need none either: they are the web page's files, which hold no data."""
 COUNTED_BELOW: Final = "/v1/responses/"
 """Requests below it count for the rate of requests, whatever their method: long responses are read there."""
+RUNS_NOTHING: Final = re.compile(r"/v1/(programs/[^/]+/messages|responses/[^/]+/cancel|sessions)")
+"""POST requests that count for the rate of requests alone: programs that run must get their messages."""
 NO_LONGER_ALLOWED: Final = 1008
 """The close code of a WebSocket whose key is no longer valid."""
 MOST_OPEN: Final = 1000
@@ -105,6 +110,7 @@ class Gate:
         admission = _Admission(tenant, self._clock)
         caller.admit = admission.admit
         caller.outlive = admission.outlive
+        caller.hold = admission.hold
         outcome, accepted = Outcome(scope), 0
 
         async def told(message: Message) -> None:
@@ -122,9 +128,9 @@ class Gate:
             return
         self._open[identity.tenant] += 1
         try:
-            if scope["method"] == "POST":
+            if scope["method"] == "POST" and not RUNS_NOTHING.fullmatch(scope["path"]):
                 admission.admit()
-            elif scope["path"].startswith(COUNTED_BELOW) and (refused := tenant.ask(began_s)) is not None:
+            elif _is_counted(scope) and (refused := tenant.ask(began_s)) is not None:
                 raise _TooManyError(refused)
             await self._app(scope, receive, told)
         except _TooManyError as e:
@@ -182,6 +188,13 @@ class _Admission:
         self._admitted, self._outlived = False, True
         return end
 
+    def hold(self) -> Callable[[], None] | None:
+        """Let the program that the request launches count until its end, in place of the request."""
+        if not (self._admitted and self._tenant.rate.concurrency):
+            return None
+        self._admitted = False
+        return self._tenant.hold()
+
     def end(self, tokens: int) -> None:
         """Count the request as ended."""
         if not self._outlived:
@@ -192,6 +205,12 @@ class _Admission:
             self._tenant.end(tokens, self._clock())
         else:
             self._tenant.count(tokens, self._clock())
+
+
+def _is_counted(scope: Scope) -> bool:
+    """Return whether a request that runs nothing counts for the rate of requests."""
+    path: str = scope["path"]
+    return scope["method"] == "POST" or path.startswith(COUNTED_BELOW)
 
 
 def _given(exchange: Exchange) -> str:
@@ -209,14 +228,30 @@ class _TooManyError(ApiError):
     def __init__(self, refusal: Refusal) -> None:
         wait_s = max(refusal.wait_s, 0.001)
         per = "at once" if refusal.what == "concurrency" else f"{refusal.what} a minute"
-        told = (
-            f"Rate limit reached: this tenant may have {refusal.limit:g} {per} here. Please try again in {wait_s:.3g}s."
-        )
-        super().__init__(429, told, code="rate_limit_exceeded")
+        told = f"Rate limit reached: this tenant may have {refusal.limit:g} {per} here."
+        if refusal.programs:
+            told += (
+                f" Launched programs count until they end, and {refusal.programs} of them run: wait for their end, or "
+                "end one with DELETE /v1/programs/ID. GET /v1/programs lists them."
+            )
+        super().__init__(429, f"{told} Please try again in {wait_s:.3g}s.", code="rate_limit_exceeded")
+        self._refusal = refusal
         self.waits: Headers = [
             (b"retry-after", str(math.ceil(wait_s)).encode()),
             (b"retry-after-ms", str(math.ceil(wait_s * 1e3)).encode()),
         ]
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The reply's JSON object, with the number and the fields of Overloaded."""
+        refusal = self._refusal
+        what = f"what a tenant may have at this gateway ({refusal.what})"
+        if refusal.programs:
+            what = (
+                f"what a tenant may have at once at this gateway, with {refusal.programs} launched programs that run,"
+            )
+        typed = TypedError(Overloaded(what=what, limit=refusal.limit)).body["error"]["tartlet"]
+        return {"error": super().body["error"] | {"tartlet": typed}}
 
 
 async def _refuse(exchange: Exchange, error: ApiError, headers: Headers) -> None:

@@ -5,6 +5,7 @@ Each gateway keeps its own buckets and gets its share of a tenant's rate, so no 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -62,13 +63,16 @@ class Refusal:
     what: Literal["requests", "tokens", "concurrency"]
     limit: float
     wait_s: float
+    programs: int = 0
+    """How many launched programs count among what runs at once."""
 
 
 class Tenant:
-    """One tenant's buckets and requests under way."""
+    """One tenant's buckets, and its requests and launched programs under way."""
 
     def __init__(self, rate: Rate, now_s: float) -> None:
         self.running = 0
+        self.programs = 0  # of these
         self._counted: dict[str, None] = {}  # runs, the last ones counted behind
         self._set(rate, now_s)
 
@@ -85,7 +89,7 @@ class Tenant:
     def admit(self, now_s: float) -> Refusal | None:
         """Count one more request under way, or say why it may not run."""
         if self.rate.concurrency and self.running >= self.rate.concurrency:
-            return Refusal("concurrency", self.rate.concurrency, 1.0)
+            return Refusal("concurrency", self.rate.concurrency, 1.0, self.programs)
         if self.tokens is not None and (wait_s := self.tokens.wait_s(1, now_s)):
             return Refusal("tokens", self.rate.tokens_per_minute, wait_s)
         if (refusal := self.ask(now_s)) is not None:
@@ -105,6 +109,26 @@ class Tenant:
         """Count an admitted request as ended; its tokens count now that they are known."""
         self.running -= 1
         self.count(tokens, now_s)
+
+    def hold(self) -> Callable[[], None]:
+        """Count a program in place of an admitted request; return what is to be called once, at the program's end.
+
+        Example:
+            >>> tenant = Tenant(Rate(concurrency=1), 0.0)
+            >>> tenant.admit(0.0)
+            >>> release = tenant.hold()
+            >>> refused = tenant.admit(0.0)
+            >>> release()
+            >>> refused, tenant.running
+            (Refusal(what='concurrency', limit=1, wait_s=1.0, programs=1), 0)
+        """
+        self.programs += 1
+
+        def release() -> None:
+            self.programs -= 1
+            self.running -= 1
+
+        return release
 
     def is_first(self, program_id: str) -> bool:
         """Return whether a run's end is told for the first time: requests that read it again count nothing."""

@@ -19,6 +19,7 @@ from tartlet_gateway.openai.errors import JSON, ApiError, left_open, until_stopp
 from tartlet_gateway.programs.errors import answering
 from tartlet_gateway.runs.backends import Backends
 from tartlet_gateway.runs.caller import Caller, caller_of
+from tartlet_gateway.runs.lasting import Lasting
 
 _DIGITS = 20
 
@@ -32,12 +33,14 @@ class Call:
         client: A client that acts for the caller's tenant alone.
         caller: Whom the request is served for.
         body: The whole body.
+        lasting: The programs that were launched here.
     """
 
     exchange: Exchange
     client: tartlet.AsyncClient
     caller: Caller
     body: bytes
+    lasting: Lasting
 
     @property
     def content_type(self) -> bytes | None:
@@ -101,7 +104,9 @@ class Endpoint:
         caller = caller_of(scope)
         async with answering(exchange):
             body = await bounded_body(exchange, self._backends.body_bytes)
-            call = Call(exchange, self._backends.of(caller).client, caller, body)
+            lasting = self._backends.lasting
+            caller.ended = partial(lasting.ended, caller.tenant)
+            call = Call(exchange, self._backends.of(caller).client, caller, body, lasting)
             answer = await until_stopped(exchange, self._answer(call), self._stopped, partial(left_open, exchange))
             if answer is not None:
                 await exchange.reply(answer[0], msgspec.json.encode(answer[1]), [JSON])

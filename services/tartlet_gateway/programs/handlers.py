@@ -40,7 +40,7 @@ async def launch(call: Call) -> Answer | None:
         call.caller.program_id = run.program_id
         await follow(call.exchange, run, encoded(event_value(tartlet.Accepted(run.program_id))))
         return None
-    accepted = await call.client.launch(spec=spec)
+    accepted = await call.lasting.launch(call.client, call.caller, spec)
     call.caller.program_id = accepted.program_id
     if not request.stream:
         return 201, {"object": "program", "id": accepted.program_id}

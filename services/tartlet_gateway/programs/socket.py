@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -61,7 +62,8 @@ class Socket:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         caller = caller_of(scope)
-        connection = _Connection(self._backends.of(caller).client, caller, scope, receive, send)
+        caller.ended = partial(self._backends.lasting.ended, caller.tenant)
+        connection = _Connection(self._backends, caller, scope, receive, send)
         serving = asyncio.ensure_future(connection.serve())
         stopping = asyncio.ensure_future(self._stopped.wait())
         try:
@@ -79,9 +81,10 @@ class Socket:
 class _Connection:
     """One connection and the program that it follows, once there is one."""
 
-    def __init__(self, client: tartlet.AsyncClient, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, backends: Backends, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
-        self._client = client
+        self._client = backends.of(caller).client
+        self._lasting = backends.lasting
         self._caller = caller
         self._receive = receive
         self._send = send
@@ -153,7 +156,8 @@ class _Connection:
         self._caller.admit()
         if program.tied:
             return await self._client.run(spec=spec)
-        return await self._client.attach((await self._client.launch(spec=spec)).program_id)
+        accepted = await self._lasting.launch(self._client, self._caller, spec)
+        return await self._client.attach(accepted.program_id)
 
     def _follow(self, run: tartlet.Run) -> None:
         self._run = run

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import tartlet
 from tartlet_common.rpc.endpoints import Tls
 from tartlet_gateway.runs.caller import Caller
+from tartlet_gateway.runs.lasting import Lasting
 from tartlet_gateway.runs.launch import Runs
 from tartlet_gateway.runs.models import Models
 
@@ -41,6 +42,7 @@ class Backends:
     ) -> None:
         self.body_bytes = body_bytes
         self.kept = kept
+        self.lasting = Lasting()
         self._address = address
         self._control = control
         self._tls = tls
@@ -66,4 +68,5 @@ class Backends:
         """Close all connections."""
         for close in self._before:
             await close()
+        await self.lasting.close()
         await self._closing.aclose()

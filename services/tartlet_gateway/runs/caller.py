@@ -21,6 +21,15 @@ def _uncounted() -> Callable[[int], None]:
     return lambda _tokens: None
 
 
+def _unbounded() -> Callable[[], None] | None:
+    """Return None: without keys there are no bounds."""
+    return None
+
+
+def _unwatched(_program_id: str) -> None:
+    """No-op: the program was not launched here."""
+
+
 @dataclass(slots=True)
 class Caller:
     """The caller of one request; its endpoint notes what the request did.
@@ -37,6 +46,9 @@ class Caller:
             connection. Raises an error with status 429 if there may be none now.
         outlive: Lets the run of this request count against the tenant's bounds beyond the request. Returns what is to
             be called with the run's tokens at its end.
+        hold: Lets the program that this request launches count against `concurrency` until its end, in place of the
+            request. Returns what is to be called once then; None: there is no such bound. Tokens count as without it.
+        ended: Is told the id of a program whose end this request has seen.
     """
 
     tenant: str | None = None
@@ -47,6 +59,8 @@ class Caller:
     tokens: int = 0
     admit: Callable[[], None] = _nothing
     outlive: Callable[[], Callable[[int], None]] = _uncounted
+    hold: Callable[[], Callable[[], None] | None] = _unbounded
+    ended: Callable[[str], None] = _unwatched
 
     def saw(self, run: tartlet.Run, usage: Counted) -> None:
         """Note the tokens of a run that this request read, by its end or, if the client left before, by its reply."""
@@ -58,6 +72,7 @@ class Caller:
     def saw_end(self, ended: tartlet.Ended) -> None:
         """Note the tokens of the run that this request launched or followed to its end."""
         self.tokens = ended.usage.input_tokens + ended.usage.sampled_tokens
+        self.ended(self.program_id)
 
 
 def caller_of(scope: Any) -> Caller:
