@@ -32,6 +32,8 @@ from tartlet_worker.history import Told, asked_columns, histories_full, options_
 from tartlet_worker.sampling.philox import uniform
 
 Bools = npt.NDArray[np.bool_]
+FEW: Final = 4
+"""So many queries look at every column; of more, as in a prompt, each would take as long as all with running sums."""
 
 
 class Answers:
@@ -216,11 +218,13 @@ def _attend(
     valid = state.written.ravel()[flat] & ~state.hidden.ravel()[flat] & (flat >= 0)
     if len(writes):
         valid &= ~np.isin(flat, writes)
+    valid = np.concatenate([valid, np.ones(len(new), np.bool_)])
     columns = np.concatenate([state.kv.ravel()[flat], new])  # [C]
     column_pos = np.concatenate([state.pos.ravel()[flat], positions])  # [C]
+    if mask is None and len(new) > FEW:
+        return model.sums_before(columns[valid], column_pos[valid], positions)
     seen = column_pos[None, :] <= positions[:, None] if mask is None else mask
-    seen = seen & np.concatenate([valid, np.ones(len(new), np.bool_)])[None, :]
-    return np.asarray(np.where(seen, columns[None, :], np.uint64(0)).sum(axis=1, dtype=np.uint64))
+    return np.asarray(np.where(seen & valid[None, :], columns[None, :], np.uint64(0)).sum(axis=1, dtype=np.uint64))
 
 
 def copy_kvpage(state: FakeState, x: CopyKvPage, out: Answers) -> None:

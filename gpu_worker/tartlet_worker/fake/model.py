@@ -46,6 +46,21 @@ def column(value: U64, position: npt.NDArray[np.int32]) -> U64:
     return mix(value + (position.astype(np.uint64) + np.uint64(1)) * _K1)
 
 
+def sums_before(columns: U64, column_positions: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> U64:
+    """Return [Q]: for each query the sum of the columns [C] at its position and before, modulo 2**64.
+
+    The time grows with C + Q, not with C * Q, so a prompt of 100,000 tokens takes no longer than its parts.
+
+    Example:
+        >>> columns, at = np.array([5, 7, 9], np.uint64), np.array([2, 0, 1], np.int32)
+        >>> sums_before(columns, at, np.array([0, 1, 5], np.int32)).tolist()
+        [7, 16, 21]
+    """
+    order = np.argsort(column_positions, kind="stable")
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(columns[order], dtype=np.uint64)])
+    return np.asarray(sums[np.searchsorted(column_positions[order], positions, side="right")])
+
+
 def adapted(value: U64, adapter: int) -> U64:
     """Return embeddings as an adapter changes them; adapter 0 changes nothing."""
     return mix(value + np.array([adapter], np.uint64) * _K3) if adapter else value

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import subprocess
 import sys
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,36 @@ def test_split_prefill_gives_what_one_prefill_gives(engine: FakeEngine) -> None:
         sample((1, 63, 0)),
     )
     assert results[-1].token[0] == whole
+
+
+def test_many_queries_see_what_each_alone_sees() -> None:
+    rng = np.random.default_rng(1)
+    for size in (0, 1, 7, 200):
+        columns = rng.integers(0, 1 << 64, size, np.uint64)
+        at, queries = (rng.integers(0, 50, n).astype(np.int32) for n in (size, 30))
+        seen = [columns[at <= query].sum(dtype=np.uint64) for query in queries]
+        assert fake_model.sums_before(columns, at, queries).tolist() == seen
+
+
+def test_a_long_prompt_takes_memory_for_each_token_not_for_each_pair() -> None:
+    count, parts = 20_000, 8
+    options = FakeOptions(page_size=32, num_pages=count // 32 + 1, num_embeds=count + 1, num_slots=1)
+    tokens, pages, last = [i % 200 for i in range(count)], list(range(count // 32)), count
+    results = []
+    tracemalloc.start()
+    try:
+        for whole in (True, False):
+            engine = FakeEngine(options)
+            run(engine, embed((1, range(count), tokens, range(count))))
+            size = count if whole else count // parts
+            for first in range(0, count, size):
+                run(engine, forward(fwd(1, pages, range(first, first + size), pages, [last], okv_offset=first)))
+            results.append(run(engine, dist(1, [last], 5))[-1].dist_prob.tolist())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert results[0] == results[1]
+    assert peak < 64 << 20  # pairs of queries and columns would take 3 GiB
 
 
 def test_page_order_and_gaps_do_not_matter_but_a_missing_page_does(engine: FakeEngine) -> None:
