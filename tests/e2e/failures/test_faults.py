@@ -361,7 +361,7 @@ async def _(server: Serving, client: tartlet.AsyncClient) -> TartletError | None
             running = asyncio.ensure_future(round_of(theirs))
             await asyncio.sleep(0.1)
             async with proxy.away():
-                await asyncio.sleep(3.0)
+                await asyncio.sleep(5.0)
                 assert not running.done()
             assert await running == undisturbed
             await until_nothing_is_held(theirs)
