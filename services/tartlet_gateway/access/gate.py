@@ -23,7 +23,7 @@ from tartlet_gateway.http.subprotocol import key_of
 from tartlet_gateway.http.traced import trace_of
 from tartlet_gateway.openai.errors import ApiError, answer
 from tartlet_gateway.programs.errors import TypedError
-from tartlet_gateway.runs.caller import Caller, set_caller
+from tartlet_gateway.runs.caller import Caller, Place, set_caller
 
 OPEN: Final = frozenset({"/health", "/"})
 """Paths that need no key."""
@@ -188,12 +188,12 @@ class _Admission:
         self._admitted, self._outlived = False, True
         return end
 
-    def hold(self) -> Callable[[], None] | None:
+    def hold(self) -> Place | None:
         """Let the program that the request launches count until its end, in place of the request."""
         if not (self._admitted and self._tenant.rate.concurrency):
             return None
         self._admitted = False
-        return self._tenant.hold()
+        return Place(self._tenant.hold(), lambda: self._tenant.refusals)
 
     def end(self, tokens: int) -> None:
         """Count the request as ended."""

@@ -73,6 +73,7 @@ class Tenant:
     def __init__(self, rate: Rate, now_s: float) -> None:
         self.running = 0
         self.programs = 0  # of these
+        self.refusals = 0  # because all places were taken
         self._counted: dict[str, None] = {}  # runs, the last ones counted behind
         self._set(rate, now_s)
 
@@ -89,6 +90,7 @@ class Tenant:
     def admit(self, now_s: float) -> Refusal | None:
         """Count one more request under way, or say why it may not run."""
         if self.rate.concurrency and self.running >= self.rate.concurrency:
+            self.refusals += 1
             return Refusal("concurrency", self.rate.concurrency, 1.0, self.programs)
         if self.tokens is not None and (wait_s := self.tokens.wait_s(1, now_s)):
             return Refusal("tokens", self.rate.tokens_per_minute, wait_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import tartlet
 from tartlet_gateway.runs.events import Counted
@@ -21,7 +21,19 @@ def _uncounted() -> Callable[[int], None]:
     return lambda _tokens: None
 
 
-def _unbounded() -> Callable[[], None] | None:
+class Place(NamedTuple):
+    """A launched program's place among what its tenant may have at once.
+
+    Attributes:
+        release: Is to be called once, at the program's end.
+        refusals: Returns how often the tenant was refused so far because all its places were taken.
+    """
+
+    release: Callable[[], None]
+    refusals: Callable[[], int]
+
+
+def _unbounded() -> Place | None:
     """Return None: without keys there are no bounds."""
     return None
 
@@ -46,8 +58,8 @@ class Caller:
             connection. Raises an error with status 429 if there may be none now.
         outlive: Lets the run of this request count against the tenant's bounds beyond the request. Returns what is to
             be called with the run's tokens at its end.
-        hold: Lets the program that this request launches count against `concurrency` until its end, in place of the
-            request. Returns what is to be called once then; None: there is no such bound. Tokens count as without it.
+        hold: Lets the program that this request launches count against `concurrency` until its end, and the request no
+            longer. Returns the program's place; None: there is no such bound. Tokens count as without it.
         ended: Is told the id of a program whose end this request has seen.
     """
 
@@ -59,7 +71,7 @@ class Caller:
     tokens: int = 0
     admit: Callable[[], None] = _nothing
     outlive: Callable[[], Callable[[int], None]] = _uncounted
-    hold: Callable[[], Callable[[], None] | None] = _unbounded
+    hold: Callable[[], Place | None] = _unbounded
     ended: Callable[[str], None] = _unwatched
 
     def saw(self, run: tartlet.Run, usage: Counted) -> None:

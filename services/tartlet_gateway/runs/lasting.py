@@ -1,7 +1,8 @@
 """Launched programs, which count against their tenant's `concurrency` until they end.
 
-A gateway counts the programs that it launched itself. One watcher for each tenant asks the runtimes which of them still
-run. A program whose end a request of this gateway tells counts no longer at once.
+A gateway counts the programs that it launched itself. A program whose end a request of this gateway tells counts no
+longer at once. One watcher for each tenant asks the runtimes which of the others still run: soon after the tenant was
+refused because all its places were taken, else seldom, because each question goes to every runtime.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from typing import Any, Final, TypeVar
 
 import tartlet
 from tartlet_common.errors.registry import Superseded, TartletError
-from tartlet_gateway.runs.caller import Caller
+from tartlet_gateway.runs.caller import Caller, Place
 
 T = TypeVar("T")
 log = logging.getLogger("tartlet.gateway")
 
+TICK_S: Final = 0.4
+"""Seconds after which a watcher sees that its tenant was refused; refused clients come again after one."""
 EVERY_S: Final = 1.0
-"""Seconds between two questions for a tenant's programs."""
+"""Seconds between two questions for a tenant's programs, at least."""
+IDLE_S: Final = 30.0
+"""Seconds between two questions if the tenant isn't refused."""
 MISSING_S: Final = 60.0
 """For how long a program counts that no runtime lists: its runtime may be away."""
 ANSWER_S: Final = 10.0
@@ -30,7 +35,7 @@ _ENDED: Final = frozenset({"succeeded", "failed"})
 
 @dataclass(slots=True)
 class _Held:
-    release: Callable[[], None]
+    place: Place
     missing_s: float | None = None  # when it was first missing in the lists
 
 
@@ -38,12 +43,12 @@ class Lasting:
     """The programs of all tenants that were launched here and run.
 
     Args:
-        every_s: the time between two questions, in seconds.
+        tick_s: how often a watcher looks whether it has to ask, in seconds.
         clock: seconds that never jump back.
     """
 
-    def __init__(self, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every_s = every_s
+    def __init__(self, tick_s: float = TICK_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tick_s = tick_s
         self._clock = clock
         self._tenants: dict[str | None, dict[str, _Held]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -54,16 +59,16 @@ class Lasting:
         Raises:
             TartletError: the launch was refused.
         """
-        release = caller.hold()
-        if release is None:
+        place = caller.hold()
+        if place is None:
             return await client.launch(spec=spec)
-        return await asyncio.shield(self._task(self._launch(client, caller.tenant, spec, release)))
+        return await asyncio.shield(self._task(self._launch(client, caller.tenant, spec, place)))
 
     def ended(self, tenant: str | None, program_id: str) -> None:
         """Count a program as ended; one that isn't counted is no matter."""
         held = self._tenants.get(tenant, {}).pop(program_id, None)
         if held is not None:
-            held.release()
+            held.place.release()
 
     async def close(self) -> None:
         """Stop watching."""
@@ -72,26 +77,33 @@ class Lasting:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _launch(
-        self, client: tartlet.AsyncClient, tenant: str | None, spec: tartlet.LaunchSpec, release: Callable[[], None]
+        self, client: tartlet.AsyncClient, tenant: str | None, spec: tartlet.LaunchSpec, place: Place
     ) -> tartlet.Accepted:
         try:
             accepted = await client.launch(spec=spec)
         except BaseException:
-            release()
+            place.release()
             raise
         held = self._tenants.get(tenant)
         if held is None:
             held = self._tenants[tenant] = {}
-            self._task(self._watch(client, tenant, held))
+            self._task(self._watch(client, tenant, held, place.refusals))
         if accepted.program_id in held:  # another launch had its idempotency key
-            release()
+            place.release()
         else:
-            held[accepted.program_id] = _Held(release)
+            held[accepted.program_id] = _Held(place)
         return accepted
 
-    async def _watch(self, client: tartlet.AsyncClient, tenant: str | None, held: dict[str, _Held]) -> None:
+    async def _watch(
+        self, client: tartlet.AsyncClient, tenant: str | None, held: dict[str, _Held], refusals: Callable[[], int]
+    ) -> None:
+        asked_s, seen = self._clock(), refusals()
         while held:
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(self._tick_s)
+            since_s = self._clock() - asked_s
+            if since_s < (IDLE_S if refusals() == seen else EVERY_S):
+                continue
+            asked_s, seen = asked_s + since_s, refusals()
             try:
                 async with asyncio.timeout(ANSWER_S):
                     for program_id in await self._over(client, held):

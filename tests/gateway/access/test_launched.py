@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import httpx
@@ -16,8 +17,8 @@ from websockets.typing import Subprotocol
 import tartlet
 from tartlet import ProgramInfo, Usage
 from tartlet_common.errors.registry import Overloaded, Superseded, Unavailable
-from tartlet_gateway.runs.caller import Caller
-from tartlet_gateway.runs.lasting import MISSING_S, Lasting
+from tartlet_gateway.runs.caller import Caller, Place
+from tartlet_gateway.runs.lasting import EVERY_S, IDLE_S, MISSING_S, Lasting
 from tests.e2e.serving import out
 from tests.gateway.conftest import Gateway
 from tests.gateway.processes import OwnGateway, own_gateway
@@ -94,7 +95,7 @@ def test_a_program_counts_though_its_client_leaves_and_no_longer_once_it_is_kill
             with connect(f"ws://127.0.0.1:{own.port}/v1/programs/socket", subprotocols=offered) as socket:
                 socket.send(json.dumps({"type": "launch", "program": WAITS}))
                 program = json.loads(socket.recv(20))["id"]
-    until_s = time.monotonic() + 1.5  # the watcher asks each second
+    until_s = time.monotonic() + 1.5  # the watcher asks meanwhile
     while time.monotonic() < until_s:
         assert is_refused(http)
         time.sleep(0.3)
@@ -143,7 +144,8 @@ class Clock:
 async def test_a_program_that_no_runtime_lists_counts_for_a_while() -> None:
     runtime, clock, released = Runtime(), Clock(), []
     lasting = Lasting(0.001, clock)
-    caller = Caller(tenant="a", hold=lambda: lambda: released.append(1))
+    place = Place(lambda: released.append(1), count().__next__)  # somebody is refused all the time
+    caller = Caller(tenant="a", hold=lambda: place)
     runtime.answers.set()
     client: Any = runtime
     runtime.infos = [info("b", "running"), info("c", "running")]
@@ -151,31 +153,53 @@ async def test_a_program_that_no_runtime_lists_counts_for_a_while() -> None:
         await lasting.launch(client, caller, tartlet.LaunchSpec(inferlet="x", idempotency_key=name))
     assert len(released) == 1, "two launches with one key are one program"
 
-    async def looked() -> int:
+    async def looked(now_s: float) -> int:
+        clock.now_s = now_s
         await asyncio.sleep(0.05)
         return len(released)
 
     runtime.infos = [info("b", "running"), info("c", "failed", Superseded(program="c")), info("c", "running")]
-    assert await looked() == 1
+    assert await looked(EVERY_S) == 1
     runtime.infos = [info("b", "running"), info("c", "failed", Superseded(program="c"))]
-    clock.now_s = MISSING_S - 1
-    assert await looked() == 1
+    assert await looked(MISSING_S - EVERY_S) == 1
     runtime.away = True
-    clock.now_s = MISSING_S
-    assert await looked() == 1, "nobody says that the programs are gone"
+    assert await looked(MISSING_S + EVERY_S) == 1, "nobody says that the programs are gone"
     runtime.away = False
-    assert await looked() == 2, "a is gone; c was missing only for a second"
+    assert await looked(MISSING_S + 2 * EVERY_S) == 2, "a is gone; c was missing only for seconds"
     runtime.infos = [info("b", "succeeded")]
-    assert await looked() == 3
-    clock.now_s = 3 * MISSING_S
-    assert await looked() == 4
+    assert await looked(MISSING_S + 3 * EVERY_S) == 3
+    assert await looked(3 * MISSING_S) == 4
+    await lasting.close()
+
+
+async def test_runtimes_are_seldom_asked_while_nobody_is_refused() -> None:
+    runtime, clock, released, refusals = Runtime(), Clock(), [], [0]
+    lasting = Lasting(0.001, clock)
+    place = Place(lambda: released.append(1), lambda: refusals[0])
+    runtime.answers.set()
+    runtime.infos = [info("a", "succeeded"), info("b", "running")]
+    client: Any = runtime
+    for name in "ab":
+        await lasting.launch(client, Caller(hold=lambda: place), tartlet.LaunchSpec(inferlet="x", idempotency_key=name))
+
+    async def looked(now_s: float) -> int:
+        clock.now_s = now_s
+        await asyncio.sleep(0.05)
+        return len(released)
+
+    assert await looked(IDLE_S - 1) == 0
+    refusals[0] += 1
+    assert await looked(IDLE_S - 1) == 1
+    runtime.infos = [info("b", "succeeded")]
+    assert await looked(2 * IDLE_S - 2) == 1
+    assert await looked(2 * IDLE_S - 1) == 2
     await lasting.close()
 
 
 async def test_a_client_that_leaves_before_the_answer_frees_nothing() -> None:
     runtime, released = Runtime(), []
     lasting = Lasting(0.001)
-    caller = Caller(tenant="a", hold=lambda: lambda: released.append(1))
+    caller = Caller(tenant="a", hold=lambda: Place(lambda: released.append(1), lambda: 0))
     client: Any = runtime
     for away in (False, True):
         runtime.answers.clear()
