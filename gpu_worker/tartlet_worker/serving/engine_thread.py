@@ -112,14 +112,9 @@ class EngineThread:
     def _run(self) -> None:
         self._words = bytes_told(self._engine.tokenizer_json())
         while (item := self._next()) is not None:
-            if isinstance(item, _Reset):
-                self._tell()
-                self._engine.reset(item.keep)
+            report = self._step(item) if isinstance(item, _Work) else self._between_steps(item)
+            if report is None:
                 continue
-            if isinstance(item, _Afterwards):
-                item.call()
-                continue
-            report = self._step(item)
             self._tell()
             self._held = report
             if report.broken is not None:
@@ -158,6 +153,19 @@ class EngineThread:
             except RuntimeError:  # the loop is closed: the process is ending
                 self._ending = True
 
+    def _between_steps(self, item: _Reset | _Afterwards) -> Finished | None:
+        """Reset the engine or call what should be called; return a report if that failed."""
+        try:
+            if isinstance(item, _Reset):
+                self._tell()
+                self._engine.reset(item.keep)
+            else:
+                item.call()
+        except Exception as e:  # the device may have failed while no step ran
+            log.exception("the engine broke between two steps")
+            return Finished(0, None, _typed(e))
+        return None
+
     def _step(self, work: _Work) -> Finished:
         try:
             step = work.decoded()
@@ -184,8 +192,11 @@ class EngineThread:
 
 def _broken(work: _Work, error: Exception) -> Finished:
     log.error("the engine broke in step %d", work.frame.number, exc_info=error)
-    typed = error if isinstance(error, TartletError) else EngineFailure(detail=repr(error))
-    return Finished(work.link, None, typed)
+    return Finished(work.link, None, _typed(error))
+
+
+def _typed(error: Exception) -> TartletError:
+    return error if isinstance(error, TartletError) else EngineFailure(detail=repr(error))
 
 
 def _record(tracer: StepTracer, traceparent: str, start_ns: int, end_ns: int, tokens: int) -> None:

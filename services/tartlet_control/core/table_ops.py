@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from tartlet_common.engine.spec import EngineSpec
 from tartlet_common.engine.step import HOLE
 from tartlet_common.errors.base import TartletError
 from tartlet_common.errors.registry import (
@@ -29,6 +30,9 @@ from tartlet_control.rebuild.notes import share_key
 from tartlet_control.tables.ledger import PAGES
 from tartlet_control.tables.page_tables import MAX_TABLES, PageTable, pages_of
 from tartlet_control.tables.programs import CommandQueue, Place, Sync
+
+ROWS_A_POSITION = 2
+"""How many times over a table may have the rows that hold all of a model's positions."""
 
 
 class TableOps:
@@ -116,7 +120,7 @@ class TableOps:
 
         Raises:
             UnknownResource: the source doesn't exist (any more).
-            InvalidArgument: the source is shorter than what is kept.
+            InvalidArgument: the source is shorter than what is kept, or the table would be too long.
             PageQuotaExceeded, ProgramTooLarge: the program would hold more than it may, or than the engine has.
             TenantOverShare: the program's tenant has too many tables on the engine.
             NoEngine: no engine of the model is ready.
@@ -128,6 +132,7 @@ class TableOps:
         try:
             if share is not None and share.error is not None:
                 raise share.error
+            _check_rows(queue.spec, command)
             if command.source == command.table:
                 return self._extend(queue, command, table)
             if share is not None:
@@ -277,6 +282,23 @@ class TableOps:
         taken = place.tables.pop(share_key(command), None)
         if taken is not None:
             self._cut(place, taken, 0)
+
+
+def _check_rows(spec: EngineSpec, command: Table) -> None:
+    """Check that a table won't be longer than a context can use.
+
+    Rows that were dropped count: control and worker keep their places while the table lives.
+
+    Raises:
+        InvalidArgument: it would be.
+    """
+    rows = command.keep_tokens // spec.page_size + command.new_rows
+    most = ROWS_A_POSITION * -(-spec.max_position // spec.page_size)
+    if command.new_rows and rows > most:
+        detail = (
+            f"the table would have {rows} rows, dropped ones included, and a table of this model has at most {most}"
+        )
+        raise InvalidArgument(argument="new_rows", detail=detail)
 
 
 def _check_keep(source: PageTable, keep: int, command: Table) -> None:

@@ -188,3 +188,20 @@ def test_a_masked_table_is_plain_up_to_its_first_mask_alone() -> None:
     compute(guest, 0, PROMPT[4:], 4)
     host.run()
     assert table.plain == 14, "a cut below the mask forgets it"
+
+
+def test_dropped_rows_count_against_the_length_of_a_table() -> None:
+    host = Host(FakeOptions(page_size=SIZE, num_pages=64, num_embeds=64, num_slots=4, max_position=40))
+    guest, other = host.start(), host.start()
+    rows = 0
+    while not guest.poisons() and rows < 100:
+        guest.table(0, keep=rows * SIZE, new=4)
+        mask(guest, 0, rows * SIZE, 4 * SIZE, DROP)
+        host.run()
+        rows += 4
+    [poison] = guest.poisons()
+    assert poison.a == errors.InvalidArgument.number
+    assert rows == 24  # twice the ten rows of 40 positions, and the four that were too many
+    other.table(0, new=20)
+    host.run()
+    assert not other.poisons()

@@ -129,3 +129,18 @@ async def test_the_last_result_comes_when_the_thread_is_ended(monkeypatch: pytes
         rig.device.may_end.release()
         await ending
         assert rig.events == ["begins 1", "computes", "computed", "told 1"]
+
+
+@pytest.mark.parametrize("between", ["reset", "afterwards"])
+async def test_what_breaks_the_engine_between_two_steps_is_told(monkeypatch: pytest.MonkeyPatch, between: str) -> None:
+    rig = Rig(monkeypatch)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("the device failed")
+
+    monkeypatch.setattr(rig.engine, "reset", fail)
+    rig.thread.reset() if between == "reset" else rig.thread.afterwards(fail)
+    rig.submit(1)
+    async with rig.running():
+        await rig.events.until("broken")
+    assert rig.events == ["broken"]
