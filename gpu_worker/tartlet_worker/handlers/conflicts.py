@@ -8,8 +8,8 @@ last. So a command may read *pages* that an earlier command of the batch writes.
   must still see the old token. Of a page table only an earlier command of the same table reads what a command writes:
   shared rows are never written.
 
-One pass also pads all page lists to the longest one. If this would make more than `MAX_COLUMNS` columns, long commands
-and short commands run in different passes.
+One pass also pads all page lists to the longest one, and each row of a mask with them. If this would make more than
+`MAX_COLUMNS` columns, long commands and short commands run in different passes.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ def cut_at_conflicts(batch: Forward, pools: Pools) -> list[tuple[int, int]]:
     width = (counts(batch.ikv_indptr) + counts(batch.okv_indptr)) * pools.page_size  # [B] columns, or a few more
     if len(batch.table):
         width += _listed_slots(batch, pools)
-    if int(width.max()) * count <= MAX_COLUMNS:
+    masked = np.where(counts(batch.mask_indptr) > 0, counts(batch.iemb_indptr), 0)  # [B] rows of masks
+    if int(width.max()) * max(count, int(masked.sum())) <= MAX_COLUMNS:
         return ranges
-    return [part for first, last in ranges for part in _cut_wide(width.tolist(), first, last)]
+    return [part for first, last in ranges for part in _cut_wide(width.tolist(), masked.tolist(), first, last)]
 
 
-def _cut_wide(width: list[int], first: int, last: int) -> list[tuple[int, int]]:
+def _cut_wide(width: list[int], masked: list[int], first: int, last: int) -> list[tuple[int, int]]:
     """Cut greedily: a command starts a new range if padding to the widest command would pass `MAX_COLUMNS`."""
-    ranges, widest = [], 0
+    ranges, widest, rows = [], 0, 0
     for b in range(first, last):
-        wider = max(widest, width[b])
-        if b > first and wider * (b + 1 - first) > MAX_COLUMNS:
+        wider, more = max(widest, width[b]), rows + masked[b]
+        if b > first and wider * max(b + 1 - first, more) > MAX_COLUMNS:
             ranges.append((first, b))
-            first, wider = b, width[b]
-        widest = wider
+            first, wider, more = b, width[b], masked[b]
+        widest, rows = wider, more
     ranges.append((first, last))
     return ranges
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from tartlet_worker.handlers import conflicts
 from tartlet_worker.handlers.conflicts import cut_at_conflicts
 from tartlet_worker.page_tables import PageTables
 from tartlet_worker.pools import Pools
@@ -123,3 +124,13 @@ def test_a_batch_of_overwriting_commands_costs_by_its_passes_and_not_by_its_comm
     """Speculation writes the slots of drafts that failed again, in a batch with many other programs."""
     assert calls(512, 2) == calls(32, 2)
     assert calls(512, 8) < calls(512, 2) + 6 * 20
+
+
+def test_a_mask_is_not_padded_to_a_long_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conflicts, "MAX_COLUMNS", 100)
+    long = {"iemb": [20], "ikv": [*range(1, 9)], "oemb": [21]}
+    short = {"iemb": [*range(6)], "ikv": [0], "okv": [9, 10], "oemb": [6]}
+    empty = pools(np.zeros((PAGES, SIZE), bool))
+    assert cut_at_conflicts(forward_batch([short, long]), empty) == [(0, 2)]
+    masked = short | {"mask": np.ones((6, 3 * SIZE), bool)}
+    assert cut_at_conflicts(forward_batch([masked, long]), empty) == [(0, 1), (1, 2)]
