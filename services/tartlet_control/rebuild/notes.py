@@ -19,7 +19,7 @@ from tartlet_common.engine.step import Status
 from tartlet_control.calls.embed import EmbedTxt
 from tartlet_control.calls.forward import Forward
 from tartlet_control.calls.kv import Alloc, CopyKvPage, Dealloc, MaskKvPage
-from tartlet_control.calls.names import Export
+from tartlet_control.calls.names import Export, NameCall
 from tartlet_control.calls.output import GetNextDist, Sample
 from tartlet_control.calls.queue import Faulty, Reset, Synchronize
 from tartlet_control.calls.table_copies import CopyTable
@@ -304,4 +304,5 @@ _NOTES: Final[dict[type[Command], Callable[[Book, Any, Any], None]]] = {
     Faulty: _faulty,
     Synchronize: _nothing,
     Export: _nothing,
+    NameCall: _nothing,
 }
