@@ -138,7 +138,9 @@ def test_a_build_goes_on_after_a_module_that_fails_and_after_it_was_cut_short(
     broken, made = needs.modules()[1], list[str]()
     with pytest.raises(flashinfer_build.BuildFailed, match=broken):
         flashinfer_build.build([needs], tmp_path, "9.0a", tell=lambda built: made.append(built.name))
-    assert made == [name for name in needs.modules() if name != broken]
+    assert sorted(made) == sorted(
+        name for name in needs.modules() if name != broken
+    )  # any order: they end side by side
     assert {name for name in needs.modules() if modules.built(tmp_path, name, "9.0")} == set(made)
     assert not modules.built(tmp_path, made[0], "8.9")
 
