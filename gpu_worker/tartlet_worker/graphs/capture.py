@@ -49,7 +49,6 @@ class CudaCapture:
 @contextmanager
 def _no_garbage() -> Iterator[None]:
     """Keep Python from collecting garbage: a graph of an earlier engine that is freed now would spoil the capture."""
-    gc.collect()
     collects = gc.isenabled()
     gc.disable()
     try:
