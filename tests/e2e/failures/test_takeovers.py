@@ -154,7 +154,7 @@ async def test_a_program_outlives_its_runtime_at_any_moment(
 
 async def test_a_program_that_kills_whoever_takes_it_over_ends_typed_and_leaves_a_runtime(roles: Roles) -> None:
     names = [f"victim-{n}" for n in range(6)]
-    first = roles.start_runtime(names[0], "victims", TARTLET_DIES="delivery:after:2")
+    first = roles.start_runtime(names[0], "victims", TARTLET_DIES="message:after:1")
     for name in names[1:]:
         roles.start_runtime(name, "victims", TARTLET_DIES="rerun:before:1")
     async with asyncio.timeout(60), tartlet.AsyncClient(f"unix:{roles.directory}/steady.sock") as client:
@@ -162,10 +162,15 @@ async def test_a_program_that_kills_whoever_takes_it_over_ends_typed_and_leaves_
         run = await client.attach(program_id)
         error: TartletError | None
         try:
+            while not isinstance(await anext(run), tartlet.Message):  # its journal is stored by then
+                pass
+            answering = asyncio.ensure_future(client.send(program_id, "answer 0"))
             error = (await run.wait()).error
         except TartletError as e:
             error = e
-    assert isinstance(error, RuntimeLost | UnknownProgram), "UnknownProgram if all was over before the client came"
+        await asyncio.wait([answering])
+        assert isinstance(answering.exception(), RuntimeLost | UnknownProgram | Unavailable | None)
+    assert isinstance(error, RuntimeLost)
     dead = [name for name in names if roles.processes[name].poll() == -9]
     assert names[0] in dead
     assert len(dead) == 5, "the runtime that ran it, and four that took it over"

@@ -170,7 +170,12 @@ async def main():
         accepted = [event for event in first if event.kind == _Event.ACCEPTED]
         assert len(accepted) == 14
         held = await taken(rig)
-        assert sum(held.values()) <= GIB // 2
+        while True:  # until each has written all, or has ended
+            await asyncio.sleep(1)
+            before, held = held, await taken(rig)
+            assert sum(held.values()) <= GIB // 2
+            if held["outputs"] >= 64 * MIB and held == before:
+                break
         await end(rig, accepted)
         ends = [event for event in await stream.rest(60) if event.kind == _Event.ENDED]
         errors = [error_of(event) for event in ends if not event.success]
