@@ -1440,7 +1440,7 @@ class LocateReply(_message.Message):
 
     @_builtins.property
     def recovering(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """one for each program: its runtime is gone, and another one takes it over"""
+        """one for each program: its runtime is away, or another one takes it over"""
 
     @_builtins.property
     def orphans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Orphan]:

@@ -278,7 +278,7 @@ class ControlService(WatchService):
             pages=[pages for _, pages in found],
             runtimes=[s.address for s in self._core.sessions.values() if s.gone_since is None],
             orphans=[] if request.program_ids else orphans_of(self._core, scope),
-            recovering=[i in self._core.takeovers.orphans for i in request.program_ids],
+            recovering=[self._core.takeovers.lacks_runtime(i) for i in request.program_ids],
             returning=self._core.lifecycle.keys.returning(self._core.clock.now()) or not self._core.takeovers.knows_all,
         )
 

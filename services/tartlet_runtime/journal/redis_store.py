@@ -181,7 +181,9 @@ class RedisStore:
         """Append the turns that wait, in one call. A call that failed is repeated first, unchanged."""
         call = self._call or self._next_call()
         self._call = call
-        for program_id, status in zip(call.program_ids, await self._send(call), strict=True):
+        for (program_id, epoch), status in zip(call.epochs.items(), await self._send(call), strict=True):
+            if epoch < self._epochs.get(program_id, epoch):  # this runtime owns it anew, and has read what is stored
+                continue
             if status == scripts.OK:
                 if program_id in self._lengths:
                     self._lengths[program_id] = max(1, self._lengths[program_id] + 1)
@@ -213,10 +215,10 @@ class RedisStore:
                 self._anew.discard(program_id)
                 self._lengths[program_id] = -1
             arguments += [epochs[program_id], self._lengths[program_id] + 1, bytes(added)]
-        return _Call(turns[-1].number, size, tuple(data), keys, arguments)
+        return _Call(turns[-1].number, size, epochs, keys, arguments)
 
     async def _send(self, call: _Call) -> Sequence[int]:
-        if not call.program_ids:
+        if not call.epochs:
             return ()
         self.calls += 1
         return cast("Sequence[int]", await self._append_script(keys=call.keys, args=call.arguments))
@@ -306,7 +308,8 @@ class _Call(NamedTuple):
 
     turn: int
     size: int
-    program_ids: tuple[str, ...]
+    epochs: dict[str, int]
+    """With which epoch entries of each program were made."""
     keys: list[str]
     arguments: list[bytes | int]
 

@@ -104,10 +104,10 @@ class Relay:
 
     def _owner(self, program_id: str, address: str, *, returning: bool, recovering: bool) -> str | TartletError:
         what = f"the runtime of program {program_id[:64]}"
-        if recovering:
-            return Unavailable(what=what, detail="it is gone, and another one is about to go on with the program")
         if address and (address != self._address or self.is_here(program_id)):
             return address
+        if recovering:
+            return Unavailable(what=what, detail="it is gone, and another one is about to go on with the program")
         if returning and not address:
             return Unavailable(what=what, detail="control has just started, and doesn't know yet who has this program")
         return UnknownProgram(program=program_id[:64])

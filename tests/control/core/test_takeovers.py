@@ -73,6 +73,9 @@ def test_what_was_not_stored_comes_again_once_and_in_order_whenever_the_runtime_
     stored = rng.randint(0, len(heard))
     first = rng.randint(0, stored)
     host.core.on_stored(host.session, (1).to_bytes(4, "little"), first.to_bytes(8, "little"))
+    assert not host.core.takeovers.lacks_runtime("p")
+    host.core.on_runtime_gone(host.session)
+    assert host.core.takeovers.lacks_runtime("p")
     host.core.lose_runtime(host.session)
     other = host.core.on_runtime("rt2", "two", "unix:rt2", [], journals="store")
     assert host.core.lifecycle.locate("p", EVERYONE)[0] == ""

@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -183,6 +184,40 @@ async def test_only_one_of_two_takes_a_program_over_and_its_old_owner_is_refused
         assert (await new.store.read(a)).epoch == 2
         again = await old.store.take_over(a, 3)
         assert again.epoch == 3
+
+
+async def test_what_an_earlier_copy_had_under_way_does_not_concern_the_copy_that_begins_again_here(
+    redis: RedisServer, name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control has died and names the same runtime again, while the first copy's last entries are on their way."""
+    may_go = asyncio.Event()
+    for first in ("entries", "owner"):
+        a = name(first)
+        async with Streams(redis).runtime() as one:
+            await one.begin(a)
+            send = one.store._send  # type: ignore[union-attr]
+
+            async def held(
+                call: object, send: Callable[..., Any] = send, *, sent_first: bool = first == "entries"
+            ) -> Any:
+                answer = await send(call) if sent_first else None
+                await may_go.wait()
+                return answer if sent_first else await send(call)
+
+            monkeypatch.setattr(one.store, "_send", held)
+            one.add(**{a: b"earlier"})
+            await asyncio.sleep(0.05)  # under way
+            one.store.leave(a, 1)
+            stored = await one.store.take_over(a, 2)
+            assert stored.data == header(a) + b"earlier" * (first == "entries")
+            may_go.set()
+            await one.settle()
+            one.epochs[a] = 2
+            one.add(**{a: b"later"})
+            await one.settle()
+            assert one.refusals == []
+            assert (await one.store.read(a)).data == stored.data + b"later"
+        may_go.clear()
 
 
 async def test_a_journal_shorter_than_what_was_stored_is_unavailable(bed: Bed, name: Callable[[str], str]) -> None:

@@ -163,6 +163,18 @@ async def test_a_program_is_not_unknown_while_its_runtime_may_be_on_its_way_back
     await server.stop(None)
 
 
+async def test_a_program_of_a_dead_runtime_with_the_same_address_is_not_unknown(run_dir: Path) -> None:
+    """Control hasn't heard yet that another process serves at the address where the program ran."""
+    own = f"unix:{run_dir}/r.sock"
+    control = FakeControl(located={"p": own}, runtimes=[own], recovering={"p"})
+    async with running(run_dir, control) as rig, asyncio.timeout(20):
+        (event,) = await _attach(rig, "p")
+        assert isinstance(error_from_proto(event.error), Unavailable)
+        control.recovering.clear()
+        (event,) = await _attach(rig, "p")
+        assert isinstance(error_from_proto(event.error), UnknownProgram)
+
+
 async def test_a_launch_by_a_key_follows_its_program_through_a_recovery_that_takes_long(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,11 @@ class Takeovers:
         """Take a runtime's word that its journal of a program is stored: one that was taken over lives again then."""
         self._tries.lives(program.id, self._clock.now())
 
+    def lacks_runtime(self, program_id: str) -> bool:
+        """Return whether the runtime that ran a program, or keeps its output, is gone, or may come back."""
+        program = self._lifecycle.programs.get(program_id) or self._lifecycle.ended_at.get(program_id)
+        return program_id in self.orphans or (program is not None and program.session.gone_since is not None)
+
     def is_stuck(self, program_id: str, after_s: float) -> bool:
         """Return whether no runtime is at work on a program that has had none for a while."""
         orphan = self.orphans.get(program_id)
