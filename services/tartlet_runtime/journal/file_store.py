@@ -238,9 +238,10 @@ class FileStore:
 
     async def live(self) -> list[LiveJournal]:
         """Return the journals that runtimes which are gone have left. Of ended programs, these are ends not told."""
-        left = {path.stem for path in self._kept.waiting(self._directory)}
+        kept = self._kept.waiting(self._directory)
         untold = set(self.leftovers) | {name for slot, name in self._others().items() if slot in self._dead}
-        left |= untold
+        untold |= {path.stem for path, waits in kept.items() if waits}
+        left = untold | {path.stem for path in kept}
         journals: list[LiveJournal] = []
         for program_id in left - self._used.keys():
             with contextlib.suppress(UnknownProgram), self._takeovers.lock(alone=False):

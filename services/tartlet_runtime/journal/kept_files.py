@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from stat import S_IRUSR, S_IWUSR
 
 from tartlet_runtime.journal.space import Space
 
@@ -16,7 +17,8 @@ MAX_KEPT = 1000
 class KeptFiles:
     """Bounds the files: the oldest go when there are too many, or no space is left for journals of running programs.
 
-    Files of programs that may live go on for `grace_s` at least, whatever their number and size.
+    Files of programs that may live go on for `grace_s` at least, whatever their number and size. Nobody may write to
+    such a file, so that other processes know: if its program has ended, nobody was told the end.
     """
 
     def __init__(self, space: Space, grace_s: float, now: Callable[[], float]) -> None:
@@ -38,14 +40,15 @@ class KeptFiles:
     def __contains__(self, path: Path) -> bool:
         return path in self._sizes
 
-    def waiting(self, directory: Path) -> list[Path]:
-        """Return the files of a directory whose programs may wait for an owner, whoever has kept them."""
+    def waiting(self, directory: Path) -> dict[Path, bool]:
+        """Return files that may wait for an owner, whoever has kept them, and whether they are known to wait."""
         since = self._now() - self._grace_s
-        waiting = []
+        waiting = {}
         for path in directory.glob("*.journal"):
             with contextlib.suppress(OSError):  # another runtime has taken it
-                if path.stat().st_mtime > since:
-                    waiting.append(path)
+                stat = path.stat()
+                if stat.st_mtime > since:
+                    waiting[path] = not stat.st_mode & S_IWUSR
         return waiting
 
     def find(self, path: Path) -> None:
@@ -63,6 +66,7 @@ class KeptFiles:
         """
         with contextlib.suppress(OSError):
             os.utime(path, (self._now(), self._now()))  # for `find` of the next runtime
+            path.chmod(S_IRUSR if waits else S_IRUSR | S_IWUSR)
         self._add(path, size, waits=waits)
         self.make_room()
 

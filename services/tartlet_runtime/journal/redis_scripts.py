@@ -56,6 +56,7 @@ local epoch = tonumber(held[1])
 if ARGV[1] ~= '' then
   epoch = tonumber(ARGV[1])
   redis.call('HSET', KEYS[1], 'epoch', ARGV[1])
+  redis.call('HDEL', KEYS[1], 'left')
   redis.call('PERSIST', KEYS[1])
   redis.call('PERSIST', KEYS[2])
 end
@@ -65,15 +66,16 @@ return {0, epoch, tonumber(held[2])}
 
 LIVE = """
 -- KEYS: hash and stream of each program. Answers, of each whose journal is whole: its place in KEYS, the owner's epoch,
--- the number of entries, the first entry's data, the last one's, and how many milliseconds it is kept (-1: for ever).
+-- the number of entries, the first entry's data, the last one's, and whether its owner has closed it (else the owner
+-- lives, is gone, or has left it to the next one).
 local answers = {}
 for i = 1, #KEYS / 2 do
-  local held = redis.call('HMGET', KEYS[2 * i - 1], 'epoch', 'length')
+  local held = redis.call('HMGET', KEYS[2 * i - 1], 'epoch', 'length', 'left')
   local first = redis.call('XRANGE', KEYS[2 * i], '-', '+', 'COUNT', 1)[1]
   if held[1] and first and redis.call('XLEN', KEYS[2 * i]) == tonumber(held[2]) then
     local last = redis.call('XREVRANGE', KEYS[2 * i], '+', '-', 'COUNT', 1)[1]
-    local kept = redis.call('PTTL', KEYS[2 * i])
-    answers[#answers + 1] = {i - 1, tonumber(held[1]), tonumber(held[2]), first[2][2], last[2][2], kept}
+    local closed = redis.call('PTTL', KEYS[2 * i]) >= 0 and not held[3]
+    answers[#answers + 1] = {i - 1, tonumber(held[1]), tonumber(held[2]), first[2][2], last[2][2], closed and 1 or 0}
   end
 end
 return answers
@@ -81,11 +83,12 @@ return answers
 """Read the beginning and the end of several journals."""
 
 EXPIRE = """
--- KEYS: hash and stream of each program. ARGV: epoch and milliseconds of each.
+-- KEYS: hash and stream of each program. ARGV: epoch, milliseconds, and whether it is left to the next owner, of each.
 for i = 1, #KEYS / 2 do
-  if redis.call('HGET', KEYS[2 * i - 1], 'epoch') == ARGV[2 * i - 1] then
-    redis.call('PEXPIRE', KEYS[2 * i - 1], ARGV[2 * i])
-    redis.call('PEXPIRE', KEYS[2 * i], ARGV[2 * i])
+  if redis.call('HGET', KEYS[2 * i - 1], 'epoch') == ARGV[3 * i - 2] then
+    if ARGV[3 * i] == '1' then redis.call('HSET', KEYS[2 * i - 1], 'left', 1) end
+    redis.call('PEXPIRE', KEYS[2 * i - 1], ARGV[3 * i - 1])
+    redis.call('PEXPIRE', KEYS[2 * i], ARGV[3 * i - 1])
   end
 end
 """

@@ -72,7 +72,7 @@ class RedisStore:
         self._lengths: dict[str, int] = {}  # entries of each program's stream, as far as known
         self._anew: set[str] = set()  # whose next call replaces the stream
         self._epochs: dict[str, int] = {}  # of each program here
-        self._expiring: list[tuple[str, int, int]] = []  # programs with their epochs here, and in how many milliseconds
+        self._expiring: list[tuple[str, int, int, int]] = []  # programs, epochs here, in how many ms, 1: left
         self._deleted: list[str] = []
         self._work = asyncio.Event()
         self.calls = 0
@@ -127,10 +127,10 @@ class RedisStore:
         """Append nothing more to a journal, unless this runtime owns the journal again with a later epoch."""
         if self._epochs.get(program_id, epoch) <= epoch:
             self._let_go(program_id)
-            self._expire(program_id, epoch, max(self._kept_ms, _LEFT_MS))
+            self._expire(program_id, epoch, max(self._kept_ms, _LEFT_MS), is_left=True)
 
-    def _expire(self, program_id: str, epoch: int, in_ms: int) -> None:
-        self._expiring.append((program_id, epoch, in_ms))
+    def _expire(self, program_id: str, epoch: int, in_ms: int, *, is_left: bool = False) -> None:
+        self._expiring.append((program_id, epoch, in_ms, int(is_left)))
         self._work.set()
 
     def forget(self, program_id: str) -> None:
@@ -226,7 +226,7 @@ class RedisStore:
     async def _tidy_some(self) -> None:
         """Let some of the journals expire whose programs have ended or left, and delete some that nobody needs."""
         if expiring := self._expiring[:_PAGE]:
-            keys = [key for program_id, _, _ in expiring for key in _keys(program_id)]
+            keys = [key for program_id, *_ in expiring for key in _keys(program_id)]
             await self._expire_script(keys=keys, args=[number for _, *numbers in expiring for number in numbers])
             del self._expiring[: len(expiring)]
         if deleted := self._deleted[:_PAGE]:
@@ -286,11 +286,11 @@ class RedisStore:
             for at in range(0, len(ids), _LISTED):
                 some = ids[at : at + _LISTED]
                 keys = [key for program_id in some for key in _keys(program_id)]
-                for place, epoch, length, first, last, kept_ms in await self._live_script(keys=keys):
+                for place, epoch, length, first, last, is_closed in await self._live_script(keys=keys):
                     with contextlib.suppress(InvalidSource):
                         header, end = read_header(first, some[place])
                         has_ended = last_kind(last, end if length == 1 else 0) == Kind.END
-                        if header.can_run_again and not (has_ended and kept_ms >= 0):  # set once the end was told
+                        if header.can_run_again and not (has_ended and is_closed):  # closed once the end was told
                             journals.append(LiveJournal(epoch, header))
         except _ERRORS as e:
             raise JournalUnavailable(detail=_told(e)) from e

@@ -231,7 +231,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
         for place, item in enumerate(request.items):
             program = self._table.known(item.program_id, scope)
             if program is None:
-                errors.append(UnknownProgram(program=item.program_id))
+                errors.append(_absent(item.program_id, context))
                 elsewhere.append(place)
             elif program.state >= State.ENDING and not (program.goes_on or program.mail.knows(item.key)):
                 errors.append(UnknownProgram(program=f"{item.program_id}: it has ended"))
@@ -260,7 +260,7 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
                 program.end(ProgramKilled(reason=request.reason[:MAX_NAME_BYTES] or "on request"))
                 errors.append(None)
             else:
-                errors.append(UnknownProgram(program=program_id))
+                errors.append(_absent(program_id, context))
                 elsewhere.append(place)
         if elsewhere and not is_relayed(context):
             answers = await self._relay.kill([request.program_ids[i] for i in elsewhere], request.reason, scope)
@@ -388,3 +388,10 @@ def _set(taken: asyncio.Future[None]) -> None:
 
 def _full(_size: int, limit: int) -> TartletError:
     return JournalFull(limit=limit)
+
+
+def _absent(program_id: str, context: _Context) -> TartletError:
+    """Return the error of a program that isn't here. Who relays a call has just heard that it is: it moves then."""
+    if is_relayed(context):
+        return Unavailable(what=f"program {program_id[:64]}", detail="it is on its way to another runtime")
+    return UnknownProgram(program=program_id)

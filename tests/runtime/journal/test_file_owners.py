@@ -82,20 +82,27 @@ async def test_an_owner_that_leaves_keeps_the_journal_for_the_next_one_and_drops
 async def test_what_dead_runtimes_left_is_listed_unless_an_end_was_told_or_it_has_an_owner(tmp_path: Path) -> None:
     headers = {
         name: JournalHeader(name, 1, "p.py", (), b"s", 0, "c").encode()
-        for name in ("p", "left", "untold", "told", "own")
+        for name in ("p", "left", "left-untold", "untold", "told", "kept", "own")
     }
     dead, _ = store(tmp_path, 1 << 29)
     for name, data in headers.items():
         dead.open(name)
         dead.append(Turn(1, (Part(name, 1, data),)))
-    for name in ("untold", "told"):
+    for name in ("untold", "left-untold", "told", "kept"):
         end = encode_record(crc_of(headers[name]), 1, b"digest00", b"{}", 0, 0, Kind.END)
         dead.append(Turn(1, (Part(name, 1, end),)))
     dead.close("told", keep=False)
+    dead.close("kept", keep=True)
     dead.leave("left", 1)
+    dead.leave("left-untold", 1)
     alive, _ = store(tmp_path, os.getpid())
     await alive.take_over("own", 2)
-    assert {(j.header.program_id, j.epoch) for j in await alive.live()} == {("p", 1), ("left", 1), ("untold", 1)}
+    assert {(j.header.program_id, j.epoch) for j in await alive.live()} == {
+        ("p", 1),
+        ("left", 1),
+        ("left-untold", 1),
+        ("untold", 1),
+    }
     await alive.take_over("p", 3)
     alive.leave("p", 3)
     assert ("p", 3) in {(j.header.program_id, j.epoch) for j in await alive.live()}

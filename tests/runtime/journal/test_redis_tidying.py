@@ -82,21 +82,29 @@ async def test_the_journal_of_a_later_owner_lasts_when_the_earlier_one_lets_go_l
 async def test_journals_are_listed_until_an_end_was_told_or_programs_go_on_without_them(redis: RedisServer) -> None:
     async with Streams(redis).runtime() as one, Streams(redis).runtime() as two:
         ids = [f"live{i}" for i in range(40)]
-        await one.begin("done", "untold", "unprotected", *ids)
+        await one.begin("done", "untold", "left", "unprotected", *ids)
         ends = {
             name: encode_record(crc_of(header(name)), 1, b"digest00", b"{}", 0, 0, Kind.END)
-            for name in ("done", "untold")
+            for name in ("done", "untold", "left")
         }
         one.add(**ends, live3=b"")
         await one.settle()
         one.store.close("done", keep=False)
+        one.store.leave("left", 1)
         one.store.drop("unprotected")
         async with asyncio.timeout(10):
-            while await times_left(redis, "unprotected") != [-2] or await times_left(redis, "done") == [-1]:  # noqa: ASYNC110 - Redis tells nobody
+            while await times_left(redis, "unprotected") != [-2] or -1 in await times_left(redis, "done", "left"):  # noqa: ASYNC110 - Redis tells nobody
                 await asyncio.sleep(0.02)
         await two.store.take_over("live7", 2)
         assert {j.header.program_id for j in await one.store.live()}.isdisjoint([*ids, "untold"]), "they run here"
         listed = {j.header.program_id: j.epoch for j in await two.store.live()}
-        assert {name: epoch for name, epoch in listed.items() if name in [*ids, "done", "untold", "unprotected"]} == {
-            name: 1 for name in [*ids, "untold"] if name != "live7"
+        mine = [*ids, "done", "untold", "left", "unprotected"]
+        assert {name: epoch for name, epoch in listed.items() if name in mine} == {
+            name: 1 for name in [*ids, "untold", "left"] if name != "live7"
         }
+        await two.store.take_over("left", 2)
+        two.store.close("left", keep=False)  # it was told
+        async with asyncio.timeout(10):
+            while await times_left(redis, "left") == [-1]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert "left" not in {j.header.program_id for j in await one.store.live()}
