@@ -175,6 +175,16 @@ async def test_a_program_of_a_dead_runtime_with_the_same_address_is_not_unknown(
         assert isinstance(error_from_proto(event.error), UnknownProgram)
 
 
+async def test_who_relays_a_call_to_where_a_program_was_may_ask_again(run_dir: Path) -> None:
+    item = programs_pb2.SendItem(program_id="p", message=b"m")
+    async with running(run_dir) as rig:
+        sent = await rig.stub.Send(programs_pb2.SendRequest(items=[item]), metadata=relay.RELAYED)
+        killed = await rig.stub.Kill(programs_pb2.KillRequest(program_ids=["p"]), metadata=relay.RELAYED)
+        assert [type(error_from_proto(e)) for e in (*sent.errors, *killed.errors)] == [Unavailable, Unavailable]
+        (error,) = (await rig.stub.Send(programs_pb2.SendRequest(items=[item]))).errors
+        assert isinstance(error_from_proto(error), UnknownProgram)
+
+
 async def test_a_launch_by_a_key_follows_its_program_through_a_recovery_that_takes_long(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
