@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+
+import pytest
 
 from tartlet_common.errors.registry import JournalUnavailable, RuntimeLost, TartletError, Unavailable
 from tartlet_control.core.lifecycle import StartRequest
-from tartlet_control.core.runtimes.tries import ALONE_FROM, DOUBTFUL, MOST, SETTLE_S
+from tartlet_control.core.runtimes.tries import ALONE, DOUBTFUL, MOST, SETTLE_S
 from tartlet_control.core.sessions import ANSWER_S, BEGINS_S
 from tests.control.core.test_takeovers import durable_host
 from tests.control.harness import Host
@@ -74,29 +77,103 @@ def test_two_programs_that_kill_runtimes_both_end_and_nobody_else() -> None:
     assert {p.id for p in fleet.session.programs.values()} == {"a", "b", "x"}
 
 
-def test_programs_whose_runtimes_died_are_tried_one_by_one_and_time_ends_none() -> None:
-    fleet = Fleet(poison=set(), innocent={"a", "b", "c"}, silent=True)
-    for _ in range(ALONE_FROM):
-        assert len(fleet.turn()) == 3
-        fleet.die()
-    (first,) = fleet.turn()
-    for _ in range(3):  # it runs its past again, which takes long
+def test_programs_whose_runtimes_died_are_tried_by_halves_and_time_ends_none() -> None:
+    fleet = Fleet(poison=set(), innocent=set("abcdefgh"), silent=True)
+    assert len(fleet.turn()) == 8
+    fleet.die()
+    half = fleet.turn()
+    assert len(half) == 4
+    for _ in range(3):  # they run their pasts again, which takes long
         fleet.host.clock.advance(fleet.core.settings.takeover_grace_s / 2)
         fleet.core.tick()
     assert not fleet.ended
-    assert fleet.core.lifecycle.programs[first].session is fleet.session
+    assert {fleet.core.lifecycle.programs[name].session for name in half} == {fleet.session}
+    fleet.die()
+    other = fleet.turn()
+    assert set(half).isdisjoint(other), "who has waited longest comes first"
+    assert len(other) == 4
+    fleet.die()
     fleet.silent = False
     while fleet.core.takeovers.orphans:
-        assert len(fleet.turn()) <= 1
+        assert len(fleet.turn()) <= 2
     assert not fleet.ended
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 100])
+def test_a_poison_program_costs_about_as_many_runtimes_as_the_count_of_programs_has_digits(count: int) -> None:
+    for number in {0, count // 2, count - 1}:
+        names = [f"p{n:03}" for n in range(count)]
+        poison = names.pop(number)
+        fleet = Fleet(poison={poison}, innocent=set(names))
+        while poison not in fleet.ended or fleet.core.takeovers.orphans:
+            fleet.turn()
+            assert fleet.deaths <= 1 + max(MOST, count.bit_length() - 1 + ALONE)
+        assert list(fleet.ended) == [poison]
+        assert {p.id for p in fleet.session.programs.values()} == set(names)
+
+
+class SlowFleet(Fleet):
+    """Runtimes that share their time among the pasts that they run again."""
+
+    def __init__(self, *, poison: set[str], innocent: set[str], rerun_s: float) -> None:
+        self.rerun_s = rerun_s
+        self.left_s: dict[str, tuple[int, float]] = {}
+        """Handle, and what is left to run again, of each program that doesn't live yet."""
+        self.since_s: dict[str, float] = {}
+        """Since when each program lives."""
+        self.lived: set[str] = set()
+        super().__init__(poison=poison, innocent=innocent)
+
+    def die(self) -> None:
+        self.left_s, self.since_s = {}, {}
+        super().die()
+
+    def pass_time(self, passed_s: float) -> None:
+        given, self.session.outbox.notices.takeovers = self.session.outbox.notices.takeovers, []
+        for program_id, epoch, _ in given:
+            self.handle += 1
+            self.left_s[program_id] = self.handle, self.rerun_s
+            start = StartRequest(self.handle, program_id, durable=True, adopts=True, epoch=epoch)
+            self.core.on_start(self.session, start)
+        share_s = passed_s / max(1, len(self.left_s))
+        self.host.clock.advance(passed_s)
+        for program_id, (handle, left_s) in list(self.left_s.items()):
+            if left_s > share_s:
+                self.left_s[program_id] = handle, left_s - share_s
+            elif program_id in self.poison:
+                self.die()
+                return
+            else:
+                del self.left_s[program_id]
+                self.since_s[program_id] = self.host.clock.now()
+                self.core.on_stored(self.session, handle.to_bytes(4, "little"), (0).to_bytes(8, "little"))
+        self.core.tick()
+        self.lived |= {name for name, since_s in self.since_s.items() if self.host.clock.now() >= since_s + SETTLE_S}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_all_healthy_programs_come_back_though_runtimes_are_killed_again_and_again(seed: int) -> None:
+    rng = random.Random(seed)
+    names = {f"p{n:03}" for n in range(rng.choice([3, 20, 100]))}
+    poison = {"p001"} if seed % 2 else set[str]()
+    fleet = SlowFleet(poison=poison, innocent=names - poison, rerun_s=rng.choice([0.02, 0.1, 0.3]))
+    bound_s = 60 + 5 * len(names) * fleet.rerun_s  # most of them wait for others again and again
+    now, kill_s = fleet.host.clock.now, 0.0
+    began_s = now()
+    while fleet.lived != names - poison or set(fleet.ended) != poison:
+        if now() >= kill_s:
+            fleet.die()
+            kill_s = now() + rng.uniform(3, 9)
+        fleet.pass_time(0.2)
+        assert now() - began_s < bound_s, (len(fleet.lived), fleet.ended)
+    fleet.core.check_ledgers()
 
 
 def test_deaths_count_little_where_another_program_has_begun_beside_the_one_that_is_tried_alone() -> None:
     fleet = Fleet(poison=set(), innocent={"v"}, silent=True)
-    for _ in range(ALONE_FROM):
-        assert fleet.turn() == ["v"]
-        fleet.die()
-    weak = round((MOST - ALONE_FROM) / DOUBTFUL)
+    assert fleet.turn() == ["v"]
+    fleet.die()
+    weak = round((MOST - 1) / DOUBTFUL)
     for n in range(weak):
         assert "v" not in fleet.ended, f"{n} programs of others have killed their runtimes"
         assert fleet.turn() == ["v"]

@@ -28,7 +28,7 @@ from tartlet_common.rpc.tenancy import Scope
 from tartlet_control.core.lifecycle import Lifecycle, StartRequest
 from tartlet_control.core.places import pausing
 from tartlet_control.core.runtimes.searches import Found, Searches
-from tartlet_control.core.runtimes.tries import MOST, Tries
+from tartlet_control.core.runtimes.tries import Tries
 from tartlet_control.tables.outbox import Adopted, Notices
 from tartlet_control.tables.programs import ProgramState, RuntimeSession
 
@@ -89,7 +89,7 @@ class Takeovers:
         failed = [] if session.stopping else self._tries.died(session)
         self.leave(session)
         for program_id in failed:
-            log.error("%d runtimes that were to go on with program %s have died in a row", MOST, program_id)
+            log.error("runtimes that were to go on with program %s have died, the last ones of it alone", program_id)
             orphan = self.orphans.get(program_id)
             if orphan is not None:
                 self._give_up(orphan, RuntimeLost())
@@ -220,7 +220,7 @@ class Takeovers:
                 session.outbox.notices.takeovers.append((orphan.program_id, orphan.epoch, whole))
 
     def _waits_for_its_turn(self, orphan: Orphan) -> bool:
-        """Return whether a program waits until runtimes have tried others."""
+        """Return whether a program waits until others are proven."""
         able = fit(self._sessions.values(), orphan.journals)
         return bool(able) and not self._tries.may_begin_at(orphan.program_id, able)
 
@@ -342,8 +342,8 @@ class Takeovers:
         """Give up orphans that nobody has taken for too long, and name owners for the others.
 
         Time doesn't count while no runtime is there that has its store, while the journal can't be read, while a
-        runtime is at work, and while a program waits to be tried alone: a machine that is slow, or a Redis that is
-        away, costs no program.
+        runtime is at work, and while a program waits until others are proven: a machine that is slow, or a Redis that
+        is away, costs no program.
         """
         now = self._clock.now()
         self._tries.tick(now)

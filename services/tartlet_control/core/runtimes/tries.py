@@ -1,35 +1,54 @@
 """Finds programs that kill the runtimes which take them over, among those that a runtime had just been given.
 
 A takeover is a try until its program is proven: it has given new commands, or it has lived for `SETTLE_S` since the
-guest knew its past again. A program that was tried by several runtimes in a row which died is tried alone then, so the
-next death tells whether it is the cause. It tells little if another program has begun there meanwhile, which may be the
-cause as well. Time alone ends no try: a guest may take long to run its past again.
+guest knew its past again. A runtime that dies may have died of any program that was unproven there. Each of these is
+tried next among half as many, and in the end alone, so the one to blame is found in as many deaths as a number has
+binary digits, while the others are proven by halves. If runtimes die for other reasons, again and again, the parts
+become as small as can be proven between two deaths.
+
+A program ends that was the only unproven one at several deaths in a row. Such a death tells little if another program
+has begun there meanwhile, which may be the cause as well. Time alone ends no try: a guest may take long to run its past
+again.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from tartlet_control.tables.programs import ProgramState, RuntimeSession
 
-ALONE_FROM: Final = 2
-"""A program that so many runtimes in a row have died of is tried alone."""
 MOST: Final = 4
-"""A program that so many runtimes in a row have died of, the last ones alone with it, ends."""
+"""So many runtimes in a row have died of a program that ends, at least..."""
+ALONE: Final = 3
+"""...and so many of them when nothing else was unproven there."""
 DOUBTFUL: Final = 0.25
 """What the death of a runtime counts where another program had begun while the last one was tried alone."""
 SETTLE_S: Final = 0.5
 SILENT_S: Final = 300.0
 """So long after its adoption a program is proven anyway: runtimes of the last release don't say that it lives."""
+_ANY: Final = sys.maxsize
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    """What the deaths of runtimes in a row tell of one program."""
+
+    part: int = _ANY
+    """Among how many unproven ones it is tried, itself included."""
+    deaths: float = 0.0
+    alone: float = 0.0
+    """Those of the deaths at which it was the only unproven one."""
 
 
 @dataclass(slots=True, eq=False)
 class _Try:
     session: RuntimeSession
-    is_alone: bool
+    part: int
     since_s: float
     program: ProgramState | None = None
     """Once the runtime has begun it again; None if it had ended."""
@@ -42,7 +61,20 @@ class _Try:
     def died_of(self) -> float:
         """How surely its runtime has died of it, if it has died: 1 stands for a death."""
         others = (other for other in self.session.programs.values() if other is not self.program)
-        return DOUBTFUL if self.is_alone and any(other.started_s >= self.since_s for other in others) else 1.0
+        return DOUBTFUL if self.part == 1 and any(other.started_s >= self.since_s for other in others) else 1.0
+
+
+@dataclass(slots=True)
+class _Unproven:
+    """The programs that are tried at one runtime."""
+
+    tries: dict[str, _Try] = field(default_factory=dict)
+    parts: Counter[int] = field(default_factory=Counter)
+    """How many of them are tried among at most so many: few different numbers, for they are halves of halves."""
+
+    def fits(self, part: int) -> bool:
+        """Return whether one more may be tried, which is tried among `part` at most."""
+        return len(self.tries) < min(part, *self.parts)
 
 
 class Tries:
@@ -50,23 +82,26 @@ class Tries:
 
     def __init__(self) -> None:
         """Begin without tries."""
-        self._deaths: dict[str, float] = {}  # by program id
+        self._suspicions: dict[str, _Suspicion] = {}  # by program id
         self._tries: dict[str, _Try] = {}
-        self._at: dict[RuntimeSession, dict[str, _Try]] = {}
+        self._at: dict[RuntimeSession, _Unproven] = {}
 
     def may_begin_at(self, program_id: str, sessions: Iterable[RuntimeSession]) -> list[RuntimeSession]:
-        """Return those of the runtimes that may be given a program now. Who is tried alone waits for the others."""
-        return [s for s in sessions if not (at := self._at.get(s)) or not (self.is_suspect(program_id) or _alone(at))]
+        """Return those of the runtimes that may be given a program now. The others try as many as they may."""
+        part = self._part(program_id)
+        return [s for s in sessions if (at := self._at.get(s)) is None or at.fits(part)]
 
-    def is_suspect(self, program_id: str) -> bool:
-        """Return whether a program is to be tried alone."""
-        return self._deaths.get(program_id, 0) >= ALONE_FROM
+    def _part(self, program_id: str) -> int:
+        suspicion = self._suspicions.get(program_id)
+        return _ANY if suspicion is None else suspicion.part
 
     def begin(self, program_id: str, session: RuntimeSession, now: float) -> None:
         """Note that a runtime is given a program."""
         self.stop(program_id)
-        tried = self._tries[program_id] = _Try(session, self.is_suspect(program_id), now)
-        self._at.setdefault(session, {})[program_id] = tried
+        tried = self._tries[program_id] = _Try(session, self._part(program_id), now)
+        at = self._at.setdefault(session, _Unproven())
+        at.tries[program_id] = tried
+        at.parts[tried.part] += 1
 
     def adopted(self, program_id: str, program: ProgramState | None, now: float) -> None:
         """Note that a runtime begins a program again. None: the program had ended, and the runtime tells its end."""
@@ -84,24 +119,36 @@ class Tries:
     def stop(self, program_id: str) -> None:
         """Note that a try has ended without telling anything."""
         tried = self._tries.pop(program_id, None)
-        if tried is not None:
-            at = self._at[tried.session]
-            del at[program_id]
-            if not at:
-                del self._at[tried.session]
+        if tried is None:
+            return
+        at = self._at[tried.session]
+        del at.tries[program_id]
+        at.parts[tried.part] -= 1
+        if not at.parts[tried.part]:
+            del at.parts[tried.part]
+        if not at.tries:
+            del self._at[tried.session]
 
     def forget(self, program_id: str) -> None:
         """Forget a program that has ended, or that is proven."""
         self.stop(program_id)
-        self._deaths.pop(program_id, None)
+        self._suspicions.pop(program_id, None)
 
     def died(self, session: RuntimeSession) -> list[str]:
         """Note that a runtime has died; return the programs that are tried no more."""
-        failed = dict(self._at.get(session, {}))
+        at = self._at.get(session)
+        failed = {} if at is None else dict(at.tries)
         for program_id, tried in failed.items():
             self.stop(program_id)
-            self._deaths[program_id] = self._deaths.get(program_id, 0.0) + tried.died_of
-        return [program_id for program_id in failed if self._deaths[program_id] >= MOST]
+            suspicion = self._suspicions.setdefault(program_id, _Suspicion())
+            suspicion.part = max(1, len(failed) // 2)
+            suspicion.deaths += tried.died_of
+            suspicion.alone += tried.died_of * (len(failed) == 1)
+        return [program_id for program_id in failed if self._is_guilty(program_id)]
+
+    def _is_guilty(self, program_id: str) -> bool:
+        suspicion = self._suspicions[program_id]
+        return suspicion.deaths >= MOST and suspicion.alone >= ALONE
 
     def tick(self, now: float) -> None:
         """End the tries of programs that are proven by now."""
@@ -110,7 +157,3 @@ class Tries:
             goes_on = program is not None and (program.commands > tried.commands or not program.live)
             if goes_on or now >= tried.until_s:
                 self.forget(program_id)
-
-
-def _alone(tried: dict[str, _Try]) -> bool:
-    return next(iter(tried.values())).is_alone
