@@ -828,12 +828,17 @@ Global___ListReply: _TypeAlias = ListReply  # noqa: Y015
 class RuntimeStateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    MODELS_ONLY_FIELD_NUMBER: _builtins.int
+    models_only: _builtins.bool
+    """of control's state only `models`, as control last told this runtime; control isn't asked"""
     def __init__(
         self,
+        *,
+        models_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models_only", b"models_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

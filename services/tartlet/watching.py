@@ -10,7 +10,7 @@ from typing import Any
 from tartlet._calls import translated
 from tartlet.client import AsyncClient
 from tartlet_common.rpc.error_proto import error_from_proto
-from tartlet_protos import control_pb2, control_pb2_grpc
+from tartlet_protos import control_pb2, control_pb2_grpc, programs_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,19 @@ class StateChange:
     totals: dict[str, int]
     engines_gone: list[str]
     programs_gone: list[str]
+
+
+async def known_models(client: AsyncClient) -> list[dict[str, Any]]:
+    """Return the models that a client may use, the default one first; none while control is away.
+
+    Each has `name`, `ready`, `max_position` in tokens and the names of its `adapters`. The runtime answers by what
+    control last told it, so a caller may ask often. A runtime of an older release asks control for its whole state.
+    """
+    request = programs_pb2.RuntimeStateRequest(models_only=True)
+    with translated(client.address):
+        reply = await client._programs().RuntimeState(request, metadata=client._metadata)  # noqa: SLF001 - as above
+    models: list[dict[str, Any]] = json.loads(reply.control_state_json or "{}").get("models", [])
+    return models
 
 
 async def watch_state(client: AsyncClient, every_s: float = 0.25) -> AsyncIterator[StateChange]:

@@ -19,6 +19,9 @@ from tartlet_gateway.http.protocol import HEADERS_S, MAX_HEADER_BYTES
 from tartlet_gateway.runs.models import FRESH_S
 from tests.gateway.conftest import Gateway
 
+MANY = 200
+ANSWERED_S = 5.0
+"""How soon a request behind many abandoned ones is answered."""
 FOREVER = "from inferlet import send, receive\nasync def main(args):\n    {say}\n    await receive()\n"
 
 
@@ -48,6 +51,25 @@ async def test_a_client_that_leaves_ends_its_run(gateway: Gateway, *, stream: bo
         await until_running(client, 0)
     with gateway.client() as http_after:
         assert http_after.get("/v1/models").status_code == 200
+
+
+@pytest.mark.timeout(240)
+async def test_two_hundred_clients_that_time_out_are_cancelled_and_the_next_one_is_answered(gateway: Gateway) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, "max_tokens": 900}
+    async with asyncio.timeout(200), tartlet.AsyncClient(gateway.server.address) as client:
+        await until_running(client, 0)
+        limits = httpx.Limits(max_connections=MANY)
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=0.5, limits=limits) as http:
+            asked = (http.post("/v1/chat/completions", json=body | {"stream": i % 2 == 1}) for i in range(MANY))
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+        gave_up = sum(isinstance(answer, httpx.TimeoutException) for answer in answers)
+        assert gave_up > MANY // 2, [type(answer).__name__ for answer in answers]
+        began_s = time.monotonic()
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+            reply = await http.post("/v1/chat/completions", json=body | {"max_tokens": 2})
+        assert reply.status_code == 200, reply.text
+        assert time.monotonic() - began_s < ANSWERED_S
+        await until_running(client, 0)
 
 
 def raw(gateway: Gateway, data: bytes, timeout_s: float) -> bytes:
@@ -196,3 +218,20 @@ async def test_requests_that_outlast_the_gateways_stop_end_with_an_error(gateway
                 if (await http.get("/health")).status_code == 200:
                     break
             await asyncio.sleep(0.05)
+
+
+async def test_models_and_health_are_told_without_asking_control(gateway: Gateway) -> None:
+    """Control steps programs on; its whole state takes it as long as several steps do."""
+    async with asyncio.timeout(60), httpx.AsyncClient(base_url=gateway.url, timeout=30) as http:
+        while (await http.get("/health")).status_code != 200:  # noqa: ASYNC110 - another test's processes come back
+            await asyncio.sleep(0.05)
+        os.kill(gateway.server.pid("control"), signal.SIGSTOP)
+        try:
+            await asyncio.sleep(FRESH_S + 0.1)  # what the gateway knew is too old to be told again
+            began_s = time.monotonic()
+            assert (await http.get("/health")).status_code == 200
+            assert time.monotonic() - began_s < 1.0
+        finally:
+            os.kill(gateway.server.pid("control"), signal.SIGCONT)
+        models = (await http.get("/v1/models")).json()["data"]
+        assert models[0]["max_model_len"] > 0

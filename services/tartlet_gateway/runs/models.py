@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tartlet import AsyncClient, CatalogueEntry
+from tartlet.watching import known_models
 from tartlet_common.errors.registry import NoEngine, TartletError, Unavailable, UnknownModel
 
 log = logging.getLogger("tartlet.gateway")
@@ -36,10 +37,10 @@ class Target(NamedTuple):
     adapter: str = ""
 
 
-def served(control_state: Mapping[str, Any]) -> list[ServedModel]:
-    """Return the models of control's state, the default one first, each once."""
+def served(told: Iterable[Mapping[str, Any]]) -> list[ServedModel]:
+    """Return the models that a runtime tells of, the default one first, each once."""
     models: dict[str, ServedModel] = {}
-    for entry in control_state.get("models", ()):
+    for entry in told:
         if not entry.get("standby"):
             name = str(entry["name"])
             window, adapters = int(entry.get("max_position", 0)), tuple(entry.get("adapters", ()))
@@ -144,7 +145,7 @@ class Models:
         try:
             async with asyncio.timeout(ANSWER_S), self._lock:
                 if time.monotonic() - self._asked_s >= FRESH_S:
-                    self._known = served((await self._client.state()).control)
+                    self._known = served(await known_models(self._client))
                     self._asked_s = time.monotonic()
                 return self._known
         except TimeoutError as e:

@@ -172,6 +172,23 @@ class ModelTable:
             self._seen[reach] = seen
         return seen
 
+    def told(self, tenant: str | None) -> str:
+        """Return the models that a tenant's programs see (None: all), the default one first, as JSON.
+
+        Each has `name`, `ready`, `max_position` in tokens and the names of its `adapters`, as in control's state.
+        """
+        reach = None if tenant is None else Reach(tenant)
+        models = [
+            {
+                "name": model.name,
+                "ready": model.ready if reach is None else model.ready_for(reach),
+                "max_position": model.spec.max_position,
+                "adapters": [adapter.name for adapter in model.spec.adapters],
+            }
+            for model in (self._by_index.values() if reach is None else self.seen_by(reach))
+        ]
+        return json.dumps({"models": models})
+
     def names(self, reach: Reach) -> list[str]:
         """Names of all models that a program sees, the default one first."""
         return list(dict.fromkeys(model.name for model in self.seen_by(reach)))

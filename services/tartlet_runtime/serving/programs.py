@@ -71,7 +71,7 @@ class ProgramTable:
         self._driver = driver
         self._link = link
         self._models = models
-        self.models_changed, self.models = models.update, models.announced
+        self.models_changed, self.models, self.models_told = models.update, models.announced, models.told
         self._clock = clock
         self._native = native
         self._wasm = wasm

@@ -338,7 +338,10 @@ class ProgramsService(programs_pb2_grpc.ProgramsServicer):
     async def RuntimeState(  # noqa: N802 - gRPC's name
         self, request: programs_pb2.RuntimeStateRequest, context: _Context
     ) -> programs_pb2.RuntimeStateReply:
-        """Return the state of this runtime and, relayed, of control."""
+        """Return the state of this runtime and, relayed, of control; or its models alone, without asking control."""
+        if request.models_only:
+            told = self._table.models_told(scope_of(context).tenant) if self._link.connected else ""
+            return programs_pb2.RuntimeStateReply(control_connected=self._link.connected, control_state_json=told)
         return programs_pb2.RuntimeStateReply(
             version=_VERSION,
             incarnation=self._incarnation,
