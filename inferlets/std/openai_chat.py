@@ -13,6 +13,7 @@ import itertools
 from typing import Any, NamedTuple
 
 from inferlet import (
+    ChatPrompt,
     Context,
     Generation,
     Grammar,
@@ -38,6 +39,8 @@ from inferlet import (
 )
 from inferlet.errors import GrammarRefused, InvalidArgument, UnsupportedTrait
 
+MARK = "\u2063[here the answer goes on]\u2063"
+"""Stands at the end of a message that the answer goes on with, until the template has written it."""
 GRAMMARS = {"json_schema": json_schema, "regex": regex, "lark": lark, "ebnf": ebnf}
 
 
@@ -99,22 +102,21 @@ async def answer(request: dict[str, Any], model: Model) -> None:
 
 async def chat_prompt(request: dict[str, Any], model: Model) -> Prompts:
     """Return a chat's tokens in the form that the model was trained on; tools are shown as the template shows them."""
-    variables = request.get("chat_template_kwargs")
     tools = request.get("tools")
     writes_calls = any(message.get("tool_calls") for message in request["messages"])
     written = await tool_format(model) if tools or writes_calls else None
     form = written if tools else None
     told = tools if form is not None and form.family != "bare" else None
-    messages = [tool_formats.in_prompt(message, written) for message in request["messages"]]
     try:
+        messages = [tool_formats.in_prompt(message, written) for message in request["messages"]]
         try:
-            prompt = await tokenize_chat(messages, tools=told, variables=variables, model=model)
+            prompt = await written_prompt(messages, told, request, model)
         except InvalidArgument:
             if not any(message.get("role") == "developer" for message in messages):
                 raise
             older = [m | {"role": "system"} if m.get("role") == "developer" else m for m in messages]
-            prompt = await tokenize_chat(older, tools=told, variables=variables, model=model)
-    except (InvalidArgument, TypeError, ValueError) as e:
+            prompt = await written_prompt(older, told, request, model)
+    except (InvalidArgument, TypeError, ValueError, RecursionError) as e:
         raise Refusal(str(e), "messages") from e
     grammar = chat_grammar(request, form)
     text, tokens = prompt
@@ -122,6 +124,30 @@ async def chat_prompt(request: dict[str, Any], model: Model) -> Prompts:
     if reasoning and grammar is not None:  # the answer's form leaves no place for reasoning
         tokens, reasoning = await tokenize(f"{text}\n</think>\n\n"), False
     return Prompts([tokens], form, reasoning, grammar)
+
+
+async def written_prompt(messages: list[Any], tools: Any, request: dict[str, Any], model: Model) -> ChatPrompt:
+    """Return the text that the template writes, and its tokens; it ends within the last message to go on with that."""
+    variables = request.get("chat_template_kwargs")
+    if not request.get("continue_final_message"):
+        begins = request.get("add_generation_prompt", True)
+        return await tokenize_chat(
+            messages, tools=tools, variables=variables, add_generation_prompt=begins, model=model
+        )
+    marked = [*messages[:-1], messages[-1] | {"content": with_mark(messages[-1]["content"])}]
+    text = await format_chat(marked, tools=tools, variables=variables, add_generation_prompt=False, model=model)
+    text, mark, _ = text.rpartition(MARK)
+    if not mark:
+        raise Refusal("The model's template changes the last message, so no answer goes on.", "continue_final_message")
+    return ChatPrompt(text, await tokenize(text))
+
+
+def with_mark(content: Any) -> Any:
+    """Return a message's content with a mark at its end, where the template's own text begins."""
+    if isinstance(content, str):
+        return content + MARK
+    *before, last = content
+    return [*before, last | {"text": last["text"] + MARK}]
 
 
 def chat_grammar(request: dict[str, Any], form: tool_formats.ToolFormat | None) -> Grammar | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -9,11 +10,14 @@ import msgspec
 import pytest
 
 from tartlet_common.errors.registry import Unavailable
+from tartlet_gateway.openai.bodies import MOST_DEEP
 from tartlet_gateway.openai.errors import from_tartlet
 from tartlet_gateway.programs.errors import TypedError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
+BEGUN = {"role": "assistant", "content": "So"}
+CALLED = BEGUN | {"tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
@@ -68,7 +72,13 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
         ({"tools": TOOLS, "guided_regex": "a"}, "guided_regex"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True}, "continue_final_message"),  # the last message is the user's
+        ({"continue_final_message": True, "messages": [*MESSAGES, CALLED]}, "continue_final_message"),
+        ({"continue_final_message": True, "messages": [*MESSAGES, BEGUN | {"content": []}]}, "continue_final_message"),
+        (
+            {"continue_final_message": True, "messages": [BEGUN], "add_generation_prompt": True},
+            "continue_final_message",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -115,6 +125,37 @@ def test_a_body_that_is_no_request(http: httpx.Client, content: bytes, kind: str
     reply = http.post(CHAT, content=content, headers={"content-type": kind})
     assert reply.status_code == status
     assert reply.json()["error"]["message"]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """An object in an object, `depth` times."""
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"properties": value}
+    return value
+
+
+@pytest.mark.parametrize("depth", [70, 150, 700])
+def test_what_is_nested_deep_is_the_clients_mistake(http: httpx.Client, depth: int) -> None:
+    deep, text = nested(depth), "[" * depth + "]" * depth
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": text}}
+    for fields in (
+        {"x": deep},
+        {"tools": [tool]},
+        {"tools": [tool], "tool_choice": "required"},
+        {"guided_json": deep},
+        {"guided_json": json.dumps(deep)},
+        {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]},
+        {"chat_template_kwargs": deep},
+    ):
+        reply = http.post(CHAT, json={"messages": MESSAGES, "max_tokens": 2} | fields)
+        assert reply.status_code in (200, 400), (list(fields), reply.text)
+        if depth > MOST_DEEP and fields != {"guided_json": json.dumps(deep)} and "messages" not in fields:
+            assert "deep" in reply.json()["error"]["message"]
+    brackets = {"messages": [{"role": "user", "content": "[" * 500}], "max_tokens": 2, "x": [[]] * 300}
+    assert http.post(CHAT, json=brackets).status_code in (200, 400)
+    assert "deep" not in http.post(CHAT, json=brackets).text
 
 
 def test_an_error_is_short_and_repeats_nothing_of_the_request(http: httpx.Client) -> None:

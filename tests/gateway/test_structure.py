@@ -111,6 +111,22 @@ def test_a_forced_call_fits_its_tool(client: openai.OpenAI, choice: Any, *, stre
     assert called == ({"now"} if choice is NAMED else {"now", "sum.of-2"})
 
 
+def test_a_strict_tool_that_may_be_called_is_taken_and_its_schema_holds_where_it_must_be_called(
+    http: httpx.Client,
+) -> None:
+    """Of an `auto` call's arguments the schema is a wish: docs/clients.md, row 32."""
+    strict = [{"type": "function", "function": {**tool["function"], "strict": True}} for tool in SMALL]
+    unenforced = {"type": "object", "not": {"required": ["a"]}}
+    wild = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": unenforced}}]
+    assert chat(http, tools=wild, max_tokens=4).status_code == 200
+    error = chat(http, tools=wild, tool_choice="required").json()["error"]
+    assert (error["param"], error["code"]) == ("tools", "invalid_function_parameters")
+    (choice,) = chat(http, tools=strict, tool_choice="required", max_tokens=99, seed=1).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    assert arguments == {} or (arguments["a"] in range(10) and arguments["of"] in ("x", 'y"\n', 3))
+
+
 def test_a_forced_call_that_is_cut_off_is_no_fault(http: httpx.Client) -> None:
     (choice,) = chat(http, tools=SMALL, tool_choice="required", max_tokens=1).json()["choices"]
     assert choice["finish_reason"] == "length"

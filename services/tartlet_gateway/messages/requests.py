@@ -92,6 +92,7 @@ def _chat_of(request: MessagesRequest) -> ChatRequest:
         "top_k": request.top_k,
         "top_p": request.top_p,
         "max_completion_tokens": request.max_tokens,
+        "continue_final_message": _is_begun(messages[-1]) if messages else None,
     }
     given = {name: value for name, value in chat.items() if value not in (None, [], "")}
     try:
@@ -100,6 +101,12 @@ def _chat_of(request: MessagesRequest) -> ChatRequest:
         param = e.param or ""
         theirs = next((ours for name, ours in _RENAMED if param.startswith(name)), param)
         raise ApiError(e.status, e.message.replace(param, theirs, 1), param=theirs or None, code=e.code) from e
+
+
+def _is_begun(message: dict[str, Any]) -> bool | None:
+    """Return True for the beginning of an answer, which the answer goes on with; None for any other message."""
+    begun = message["role"] == "assistant" and message["content"] and "tool_calls" not in message
+    return True if begun else None
 
 
 def _chat_messages(said: Said, path: str) -> list[dict[str, Any]]:

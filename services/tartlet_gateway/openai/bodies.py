@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -10,6 +11,12 @@ from tartlet_gateway.http.exchange import BodyLateError, BodyTooLargeError, Exch
 from tartlet_gateway.openai.errors import ApiError, from_validation
 
 T = TypeVar("T")
+MOST_DEEP: Final = 100
+"""How deep a body may be nested: what reads it later goes down with each level."""
+_STEPS: Final = [0] * 256
+for _opening, _closing in (b"[]", b"{}"):
+    _STEPS[_opening], _STEPS[_closing] = 1, -1
+_PASSED: Final = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 _FIELDS: Final = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -47,12 +54,30 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     Raises:
         ApiError: 400, with the field that is wrong.
     """
+    if is_deep(body):
+        raise ApiError(400, f"The body is nested more than {MOST_DEEP} deep.")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as e:
         raise from_validation(e) from e
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise ApiError(400, f"The body is not JSON: {e}") from e
+
+
+def is_deep(body: bytes) -> bool:
+    r"""Return whether a JSON text is nested more than `MOST_DEEP` deep.
+
+    Example:
+        >>> is_deep(b"[" * 100 + b"]" * 100), is_deep(b"[" * 101), is_deep(b'["' + b'[' * 500 + b'\\"{"]')
+        (False, True, False)
+    """
+    if body.count(b"[") + body.count(b"{") <= MOST_DEEP:
+        return False
+    marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _PASSED)
+    marks = marks.replace(b'""', b"")  # empty by now; where one text ends and the next begins, the two become one
+    marks = b"".join(marks.split(b'"')[::2])  # what stands outside of texts
+    marks = marks.replace(b"[]", b"").replace(b"{}", b"")
+    return any(depth > MOST_DEEP - 1 for depth in accumulate(map(_STEPS.__getitem__, marks)))
 
 
 def fields_of(body: bytes) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any, Final
 from tartlet_gateway.openai.errors import not_offered
 
 _OFF: Final[dict[str, tuple[Any, ...]]] = {
-    "add_generation_prompt": (True,),
     "allowed_token_ids": ([],),
     "audio": (),
     "bad_words": ([],),
@@ -38,9 +37,9 @@ def check_further(fields: Mapping[str, Any]) -> None:
 
     Example:
         >>> check_further({"bad_words": [], "echo": None, "user": "somebody"})
-        >>> check_further({"add_generation_prompt": False})
+        >>> check_further({"use_beam_search": True})
         Traceback (most recent call last):
-        tartlet_gateway.openai.errors.ApiError: add_generation_prompt is not offered by this server yet: leave it out.
+        tartlet_gateway.openai.errors.ApiError: use_beam_search is not offered by this server yet: leave it out.
     """
     for name, off in _OFF.items():
         value = fields.get(name)

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from tartlet_gateway.openai.bodies import decoded, fields_of
+from tartlet_gateway.openai.continuing import check_continued
 from tartlet_gateway.openai.errors import ApiError, not_offered
 from tartlet_gateway.openai.structure import Structured, structure_of
 from tartlet_gateway.openai.tools import check_tools, forces
@@ -79,6 +80,7 @@ class ChatRequest(Sampling, kw_only=True):
     functions: list[Any] | None = None
     modalities: list[str] | None = None
     continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 class CompletionRequest(Sampling, kw_only=True):
@@ -112,7 +114,7 @@ def read_chat(body: bytes) -> ChatRequest:
         raise ApiError(400, "top_logprobs needs logprobs: set logprobs to true.", param="top_logprobs")
     check_tools(request.tools or [], request.tool_choice)
     if request.continue_final_message:
-        raise not_offered("continue_final_message")
+        check_continued(request.messages[-1], add_generation_prompt=request.add_generation_prompt)
     if request.modalities not in (None, ["text"]):
         raise not_offered("modalities")
     structure = structure_of(request)
@@ -150,6 +152,10 @@ def chat_arguments(request: ChatRequest) -> dict[str, Any]:
         arguments["max_tokens"] = request.max_completion_tokens
     if request.chat_template_kwargs:
         arguments["chat_template_kwargs"] = request.chat_template_kwargs
+    if request.continue_final_message:
+        arguments["continue_final_message"] = True
+    elif request.add_generation_prompt is False:
+        arguments["add_generation_prompt"] = False
     if request.logprobs:
         arguments["logprobs"] = request.top_logprobs or 0
     if _offers_tools(request):

@@ -151,12 +151,10 @@ def _text(given: Any, param: str) -> str:
 
 def _schema(given: Any, param: str) -> str:
     """Return a schema, given as an object or as its text, as text."""
-    schema = given
-    if isinstance(given, str):
-        try:
-            schema = json.loads(given)
-        except (ValueError, RecursionError) as e:
-            raise ApiError(400, f"{param}: no JSON: {e}", param=param) from e
-    if not isinstance(schema, dict):
-        raise ApiError(400, f"{param}: a JSON schema, as an object.", param=param)
-    return json.dumps(schema)
+    try:
+        schema = json.loads(given) if isinstance(given, str) else given
+        if not isinstance(schema, dict):
+            raise ApiError(400, f"{param}: a JSON schema, as an object.", param=param)
+        return json.dumps(schema)
+    except (ValueError, RecursionError) as e:
+        raise ApiError(400, f"{param}: no JSON: {e}", param=param) from e

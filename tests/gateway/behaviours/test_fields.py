@@ -47,7 +47,6 @@ def test_options_of_a_stream_may_be_null(http: httpx.Client) -> None:
         *(
             ("/v1/chat/completions", {name: value}, name)
             for name, value in {
-                "add_generation_prompt": False,
                 "allowed_token_ids": [1],
                 "audio": {"voice": "a", "format": "wav"},
                 "bad_words": ["no"],
