@@ -130,6 +130,10 @@ generate: protos  ## Everything that is generated and checked in: protos, the SD
 protos: setup  ## protos/tartlet_protos from protos/tartlet/v1
 	$(BIN)/python tools/gen_protos.py
 
+.PHONY: screenshots
+screenshots: setup  ## docs/images/page-*.png: the web page with the demo model, in Chromium
+	$(BIN)/python -m tools.screenshots
+
 .PHONY: lock
 lock: setup  ## constraints/*.txt from pyproject.toml (UPGRADE=1 moves every version forward)
 	tools/lock.sh

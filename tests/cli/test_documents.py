@@ -12,12 +12,10 @@ from tests.e2e.serving import Serving, environment, tartlet_cli
 
 
 def test_the_guide_s_client_runs(server: Serving, repo: Path, tmp_path: Path) -> None:
-    [example] = re.findall(r"^```py\n(.*?)^```", (repo / "docs/guide.md").read_text(), re.DOTALL | re.MULTILINE)
-    talk = next(
-        text
-        for text in re.findall(r"^```python\n(.*?)^```", (repo / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-        if "receive" in text
-    )
+    guide = (repo / "docs/guide.md").read_text()
+    [example] = re.findall(r"^```py\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    programs = re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    [talk] = [text for text in programs if "what is your name?" in text]
     (tmp_path / "talk.py").write_text(talk)
     ran = subprocess.run(
         [sys.executable, "-c", example],

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -123,6 +127,18 @@ def demo() -> Iterator[openai.OpenAI]:
         openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client
+
+
+def test_curl_and_the_client_are_answered_as_the_readme_says(demo: openai.OpenAI, repo: Path) -> None:
+    text = (repo / "README.md").read_text(encoding="utf-8")
+    served = text.replace("http://127.0.0.1:8200/v1", str(demo.base_url).rstrip("/"))
+    [curl] = re.findall(r"^\$ (curl .*?)^```", served, re.DOTALL | re.MULTILINE)
+    [python] = re.findall(r"^```py\n(.*?)^```", served, re.DOTALL | re.MULTILINE)
+    [answer] = re.findall(r"^Both answer `(.+?)`", text, re.MULTILINE)
+    for command in (["bash", "-c", curl], [sys.executable, "-c", python]):
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        told = json.loads(ran.stdout)["choices"][0]["message"]["content"] if "curl" in command[-1] else ran.stdout
+        assert told.strip() == answer
 
 
 @pytest.mark.parametrize("streamed", [False, True])

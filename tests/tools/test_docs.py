@@ -91,7 +91,6 @@ def test_a_name_that_is_not_there_is_noticed() -> None:
 def test_a_program_of_the_readme_runs(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "urandom", bytes)  # a fixed seed: the answer of a random draft may be empty
     host = MiniHost(page_size=16)
-    host.deliver(b"Ada")
     assert run_source(host, PROGRAMS[number])
     assert held(host) == (0, 0, 0)
 
@@ -108,7 +107,10 @@ def test_the_readme_is_short_begins_with_a_picture_and_has_its_commands() -> Non
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 100
     assert re.search(r"^!\[.+\]\(docs/images/.+\.svg\)$", "\n".join(text.splitlines()[:12]), re.MULTILINE)
-    assert len(PROGRAMS) == 2
+    assert len(PROGRAMS) == 1
+    for image in re.findall(r"\]\((docs/images/page-\w+\.png)\)", text):
+        assert (ROOT / image).read_bytes()[:4] == b"\x89PNG"
+    assert text.count("docs/images/page-") == 2
     marked = re.search(r"^<!-- ci.*\n```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert marked
     assert [line.split("#")[0].strip() for line in marked[1].splitlines()] == ["make demo", "make test"]
