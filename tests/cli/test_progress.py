@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+from tartlet_cli.commands.doctor import machine
 from tests.e2e.serving import PROGRAMS, command, environment
 
 WIPE = "\r\x1b[2K"
@@ -65,3 +66,11 @@ def test_a_pipe_gets_none_of_it(run_dir: Path) -> None:
     args = command("run", "--engine", "fake", "--quiet", str(PROGRAMS / "sampled.py"), "hello", "0", "0", "1", "1")
     done = subprocess.run(args, env=environment(run_dir), capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+def test_doctor_says_what_it_waits_for_before_it_is_known() -> None:
+    said: list[str] = []
+    before = {check.name: len(said) for check in machine(said.append)}
+    assert before["python"] == before["disk, run"] == 0, "nothing slow comes before these"
+    assert before["fast path"] == 1, "a worker is asked"
+    assert "kernels" in said[0]

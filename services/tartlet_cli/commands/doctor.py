@@ -21,7 +21,12 @@ from tartlet_cli.console.calls import connect
 from tartlet_cli.console.options import json_option, server_option
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
     from tartlet.model import RuntimeState
+
+    Say: TypeAlias = Callable[[str], None]
 
 _NEEDED = {"grpc": "all roles", "numpy": "all roles", "pydantic": "all roles", "wasmtime": "the runtime"}
 _WORKER = ("torch", "safetensors", "tokenizers", "jinja2")
@@ -29,6 +34,8 @@ _LEAST_DISK_BYTES = 1 << 30
 _NO_ENGINE = "A worker may still be loading its model: wait, or look into logs/worker.log in the run directory."
 _LEAST_MEMORY_BYTES = 2 << 30
 _FULL = 0.9
+_WIDTH = 16
+"""Columns of a finding's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +61,44 @@ def doctor(server: str | None, *, as_json: bool) -> None:
       tartlet doctor
       tartlet doctor --json
     """  # noqa: D301 - \b is click's mark for a paragraph not to be wrapped
-    checks = [*machine(), *asyncio.run(serving(server))]
+    from tartlet_cli.console.terminal import ProgressLine
+
+    progress = ProgressLine()
+    checks: list[Check] = []
+    for check in _each(server, progress.show):
+        checks.append(check)
+        progress.clear()
+        if not as_json:
+            click.echo(f"{check.status:4}  {check.name.ljust(_WIDTH)}  {check.found}")
+            if check.remedy:
+                click.echo(f"      {' ' * _WIDTH}  -> {check.remedy}")
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks], indent=2))
-    else:
-        width = max(len(check.name) for check in checks)
-        for check in checks:
-            click.echo(f"{check.status:4}  {check.name.ljust(width)}  {check.found}")
-            if check.remedy:
-                click.echo(f"      {' ' * width}  -> {check.remedy}")
     if any(check.status == "fail" for check in checks):
         raise SystemExit(exits.SYSTEM)
 
 
-def machine() -> Iterator[Check]:
-    """Checks that need no server."""
+def _each(server: str | None, say: Say) -> Iterator[Check]:
+    """Yield each finding as soon as it is known."""
+    yield from machine(say)
+    say("asking the server ...")
+    yield from asyncio.run(serving(server))
+
+
+def machine(say: Say) -> Iterator[Check]:
+    """Checks that need no server; `say` is told what the next one waits for if that takes seconds."""
     version = ".".join(map(str, sys.version_info[:3]))
     fits = sys.version_info >= (3, 11)
     yield Check("python", "ok" if fits else "fail", version, "" if fits else "Use Python 3.11 or later.")
     yield from _packages()
-    yield from _device()
+    yield from _device(say)
     yield _compiler()
     yield _component()
     yield from _directories()
     yield _memory()
     yield _addresses()
     yield _model()
-    yield from _fast_path()
+    yield from _fast_path(say)
 
 
 def _packages() -> Iterator[Check]:
@@ -98,7 +116,7 @@ def _packages() -> Iterator[Check]:
         yield Check("torch engine", "ok", ", ".join(_WORKER))
 
 
-def _device() -> Iterator[Check]:
+def _device(say: Say) -> Iterator[Check]:
     """Check the device that a worker started here would use; torch is asked, in its own process, only for a GPU."""
     device = os.environ.get("TARTLET_WORKER_DEVICE") or "cpu"
     if not device.startswith("cuda"):
@@ -108,18 +126,19 @@ def _device() -> Iterator[Check]:
         yield Check("device", "ok", device + there)
         return
     count = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    say("asking torch for GPUs ...")
     asked = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=False)
     number = device.partition(":")[2]
     if asked.stdout.strip().isdecimal() and (number or "0").isdecimal() and int(number or 0) < int(asked.stdout):
         yield Check("device", "ok", f"{device}, of {int(asked.stdout)}")
-        yield from _gpu(device)
+        yield from _gpu(device, say)
         return
     yield Check("device", "fail", f"{device}: torch finds no such GPU", "Set TARTLET_WORKER_DEVICE=cpu, or unset it.")
     if asked.stdout.strip() == "0":
-        yield from _gpu(device)  # perhaps the driver's fault
+        yield from _gpu(device, say)  # perhaps the driver's fault
 
 
-def _gpu(device: str) -> Iterator[Check]:
+def _gpu(device: str, say: Say) -> Iterator[Check]:
     """Check a GPU and the kernels that a worker would run on it; the worker's own module is asked."""
     from tartlet_cli.console.places import find_model
     from tartlet_common.errors.registry import CheckpointMissing
@@ -127,6 +146,7 @@ def _gpu(device: str) -> Iterator[Check]:
     command = [sys.executable, "-m", "tartlet_worker.torch_engine.gpu_checks", device]
     with contextlib.suppress(CheckpointMissing):  # the check of the model says so
         command.append(str(find_model(None)))
+    say("trying the GPU's kernels ...")
     asked = subprocess.run(command, capture_output=True, text=True, check=False)
     for line in asked.stdout.splitlines():
         if line.startswith("{"):  # libraries may print lines of their own
@@ -219,7 +239,7 @@ def _model() -> Check:
         return Check("model", "warn", str(e), "Give --model PATH, set TARTLET_MODEL, or use --engine fake.")
 
 
-def _fast_path() -> Iterator[Check]:
+def _fast_path(say: Say) -> Iterator[Check]:
     """Check whether a worker started here would take the fast path on the CPU; the worker's own module is asked."""
     from tartlet_cli.console.places import find_model
     from tartlet_common.errors.registry import CheckpointMissing
@@ -231,6 +251,7 @@ def _fast_path() -> Iterator[Check]:
     except CheckpointMissing:  # the check of the model says so
         return
     command = [sys.executable, "-m", "tartlet_worker.torch_engine.fast_path", str(model)]
+    say("asking a worker which kernels it would use ...")
     asked = subprocess.run(command, capture_output=True, text=True, check=False)
     if asked.returncode:
         last = asked.stderr.strip().rpartition("\n")[2]

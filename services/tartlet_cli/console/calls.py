@@ -19,6 +19,7 @@ from tartlet_cli.console.options import address
 
 if TYPE_CHECKING:
     from tartlet.client import AsyncClient
+    from tartlet_common.errors.registry import Unavailable
 
 T = TypeVar("T")
 
@@ -48,8 +49,23 @@ def connect(server: str | None) -> AsyncClient:
                 f"{client.address} is a TCP address: give --tls-certificate, --tls-key and --tls-authority as well"
             )
     elif not path.exists():
-        raise Unavailable(what=f"the server at {client.address}", detail="the socket does not exist")
+        error = Unavailable(what=f"the server at {client.address}", detail="the socket does not exist")
+        raise restarting(error, client.address)
     return client
+
+
+def restarting(error: Unavailable, address: str) -> Unavailable:
+    """Return the error of a server that can't be reached; it says so if a `tartlet serve` starts that server again."""
+    from tartlet.local import holder
+    from tartlet_common.errors.registry import Unavailable
+    from tartlet_common.rpc.endpoints import unix_path
+
+    path = unix_path(address)
+    process = holder(path.parent) if path is not None else None
+    if process is None:
+        return error
+    remedy = f"`tartlet serve` (process {process}) runs, and starts it again: try once more."
+    return Unavailable(remedy=remedy, **error.fields)
 
 
 _AFTER_INPUT_S = 1.0
@@ -144,13 +160,16 @@ def with_opened(
     opening: Callable[[], AbstractAsyncContextManager[AsyncClient]], work: Callable[[AsyncClient], Awaitable[T]]
 ) -> T:
     """Do the same as `with_client` with the client that `opening` yields."""
-    from tartlet_common.errors.registry import TartletError
+    from tartlet_common.errors.registry import TartletError, Unavailable
     from tartlet_common.telemetry import telemetry
 
     async def call() -> T:
         on_signals(asyncio.Task.cancel)
         async with opening() as client:
-            return await work(client)
+            try:
+                return await work(client)
+            except Unavailable as e:
+                raise restarting(e, client.address) from e
 
     try:
         telemetry.setup("client")

@@ -185,8 +185,10 @@ def trace(args: argparse.Namespace) -> int:
                 sys.stderr.write(f"journal of {header.program_id} left out: {e.name}: {e.explained}\n")
                 continue
             told = trace_of(rerun, found[0].header.start_ns)
-            if told is not None:
-                lines.append(json.dumps(told) + "\n")
+            if told is None:
+                sys.stderr.write(f"journal of {header.program_id} left out: the run computed nothing\n")
+                continue
+            lines.append(json.dumps(told) + "\n")
     if not lines:
         detail = f"{place} has no journal of a program that computed anything, and that can be run again"
         raise InvalidArgument(argument="--journals", detail=detail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -85,6 +86,7 @@ def test_recorded_runs_are_simulated(run_dir: Path, tmp_path: Path, python_compo
     (journals / "torn.journal").write_bytes(b"nothing")
     ran = tool(env, "journals", "trace", "--journals", journals, tmp_path / "trace.jsonl")
     assert ran.returncode == 0, ran.stderr
+    assert re.search(r"^journal of \S+ left out: the run computed nothing$", ran.stderr, re.MULTILINE), ran.stderr
     [told] = map(json.loads, (tmp_path / "trace.jsonl").read_text().splitlines())
     assert (told["name"], told["arrival_s"]) == ("agent.py", 0.0)
     waves = [[[600, 4]], [[20, 6], [30, 5]], [[10, 2]], [[13, 3]]]  # the last with a token of the answer before
