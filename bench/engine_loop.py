@@ -41,31 +41,43 @@ class BareLoop:
     """Greedy text of a batch of prompts by calls of `Engine.step` and nothing else.
 
     Each sequence has a lane, pages, two embeds a prompt token and one token slot; a decode step is one embed, one
-    forward and one sample batch, as control would send it.
+    forward and one sample batch, as control would send it. Loops of the same sizes can share an engine, each at a
+    `place` of its own from 0: then `begin` and `go_on` take the place of `run`.
     """
 
-    def __init__(self, engine: Engine, batch: int, prompt: int, new_tokens: int) -> None:
+    def __init__(self, engine: Engine, batch: int, prompt: int, new_tokens: int, place: int = 0) -> None:
         self._engine, self._batch, self._prompt, self._new = engine, batch, prompt, new_tokens
         size = engine.spec.page_size
         self._per = -(-(prompt + new_tokens) // size)  # pages a sequence
         needed = {"num_pages": batch * self._per, "num_embeds": batch * (prompt + 2), "num_slots": batch}
         for name, count in needed.items():
-            if getattr(engine.spec, name) < count:
-                raise ValueError(f"the engine has {getattr(engine.spec, name)} {name}, the loop needs {count}")
-        self._lane = np.arange(batch, dtype=np.uint32)
-        self._pages = np.arange(batch * self._per, dtype=np.int32)
-        self._number = 0
+            if getattr(engine.spec, name) < (place + 1) * count:
+                raise ValueError(f"the engine has {getattr(engine.spec, name)} {name}, a loop needs {count}")
+        self._lane = np.arange(batch, dtype=np.uint32) + np.uint32(place * batch)
+        self._pages = np.arange(batch * self._per, dtype=np.int32) + place * batch * self._per
+        self._first_embed, self._first_slot = place * needed["num_embeds"], place * batch
+        self._number = self._length = 0
 
     def run(self, prompts: Sequence[Sequence[int]]) -> Timing:
         """Generate from prompts [batch][prompt]."""
         self._engine.reset()
         cpu = time.process_time()
         start = time.perf_counter()
-        tokens = [self._step(np.asarray(prompts, np.int32), 0)]
+        tokens = [self.begin(prompts)]
         middle = time.perf_counter()
-        tokens.extend(self._step(None, self._prompt + i) for i in range(self._new - 1))
+        tokens.extend(self.go_on() for _ in range(self._new - 1))
         end = time.perf_counter()
         return Timing(middle - start, end - middle, time.process_time() - cpu, np.stack(tokens, 1).tolist())
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
+        """Compute prompts [batch][prompt] in one step. Returns [batch] tokens."""
+        self._length = self._prompt
+        return self._step(np.asarray(prompts, np.int32), 0)
+
+    def go_on(self) -> np.ndarray:
+        """Run one decode step. Returns [batch] tokens."""
+        self._length += 1
+        return self._step(None, self._length - 1)
 
     def sample(self, embed: np.ndarray, slot: np.ndarray, *, first: bool) -> Sample:
         """Return the greedy sample batch of a step: [batch] output embeds and token slots. `first`: of a prompt."""
@@ -89,11 +101,11 @@ class BareLoop:
         b = self._batch
         n = 1 if prompts is None else self._prompt
         indptr = np.arange(b + 1, dtype=np.int32)
-        embed = np.arange(b * n, dtype=np.int32)
-        last = np.arange(b, dtype=np.int32) + b * self._prompt
+        embed = np.arange(b * n, dtype=np.int32) + self._first_embed
+        last = np.arange(b, dtype=np.int32) + self._first_embed + b * self._prompt
         positions = np.tile(np.arange(position, position + n, dtype=np.int32), b)
         none = np.full(b * n, -1, np.int32)
-        slot = np.arange(b, dtype=np.int32)
+        slot = np.arange(b, dtype=np.int32) + self._first_slot
         pages = -(-(position + n) // self._engine.spec.page_size)  # that hold something by the end of the step
         listed = self._pages.reshape(b, self._per)[:, :pages].reshape(-1)
         batches = (

@@ -1,39 +1,53 @@
-"""What a grammar costs a token beside the engine's step, and how many tokens a grammar forces.
+"""What a grammar costs a token beside the engine's step, and how many tokens take no step as a grammar forces them.
 
-The torch engine runs in the bare loop: 88M parameters, random, one thread, 32 sequences. Each
-follows a JSON schema, or asks for a log-probability (which takes the same way through the sampler without a grammar),
-or samples plainly. The variants take turns. The cost is the step's time with a grammar over that of the plain step.
+*Cost*: the torch engine runs in the bare loop: 88M parameters, random, one thread, 32 sequences. Each follows a JSON
+schema, or asks for a log-probability (which takes the same way through the sampler without a grammar), or samples
+plainly. The kinds take turns of a few steps in one run. The cost is a turn's time over that of the plain turn.
 
-A token is forced if the grammar allows no other. Such tokens could be appended without a step of their own; the engine
-takes a step for each token, so none is.
+*Forced tokens*: a token is forced if the grammar allows no other. A program on a stack of its own generates records
+with the demo model, token by token and with `skip_forced`, with steps queued ahead and without.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import statistics
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
-from bench.engine_loop import BareLoop, Timing
+import tartlet
+from bench.engine_loop import BareLoop
 from bench.harness import report
 from bench.harness.dtypes import quick_dtype
+from bench.harness.stack import running_stack
 from bench.overhead import TOKENIZER
-from bench.product.common import Sample, abi
+from bench.product.common import Sample, abi, install_uvloop
 from bench.product.worker import LLAMA_88M, Engine, EngineOptions, load_engine, random_checkpoint
 
 BATCH = 32
-PROMPT = 32
+PROMPT = 8
+STEPS = 4
+"""Of a turn."""
 GOAL_COST = 0.05
+GUEST = Path(__file__).resolve().parents[1] / "guests" / "records.py"
+WAYS: Final = {
+    "a step for each, 4 ahead": ("4", "0"),
+    "a step for each, none ahead": ("0", "0"),
+    "forced ones skipped, 4 ahead": ("4", "1"),
+    "forced ones skipped, none ahead": ("0", "1"),
+}
+"""How a program generates: arguments of the guest."""
 _COMPILES_S = 60.0
 SCHEMAS: Final = {
     "numbers": {"type": "array", "items": {"type": "integer"}, "minItems": 1000},
@@ -59,8 +73,8 @@ SCHEMAS: Final = {
 class OptionsLoop(BareLoop):
     """The bare loop with the same options at every sample, and others at the first ones."""
 
-    def __init__(self, engine: Engine, batch: int, prompt: int, new_tokens: int, first: bytes, later: bytes) -> None:
-        super().__init__(engine, batch, prompt, new_tokens)
+    def __init__(self, engine: Engine, sizes: tuple[int, int, int], place: int, first: bytes, later: bytes) -> None:
+        super().__init__(engine, *sizes, place)
         self._first, self._later = first, later
 
     def sample(self, embed: np.ndarray, slot: np.ndarray, *, first: bool) -> Sample:
@@ -123,63 +137,120 @@ def _only(mask: bytes) -> int:
     return int(bits[0]) if len(bits) == 1 else -1
 
 
-def bench(engine: Engine, new_tokens: int, repeat: int) -> tuple[dict[str, list[Timing]], dict[str, tuple[int, int]]]:
-    """Run all variants in turns; return their timings, and the forced tokens of each grammar."""
+@dataclass
+class Seen:
+    """What one kind of samples took and gave."""
+
+    turns_s: list[float] = field(default_factory=list)
+    tokens: list[np.ndarray] = field(default_factory=list)  # [BATCH] of each step
+
+
+def bench(engine: Engine, turns: int) -> tuple[dict[str, Seen], dict[str, tuple[int, int]]]:
+    """Run all kinds in turns; return what was seen of each, and the forced tokens of each grammar."""
     prompts = np.random.default_rng(0).integers(0, 256, (BATCH, PROMPT)).tolist()
-    sizes = (BATCH, PROMPT, new_tokens)
-    loops = {"plain": BareLoop(engine, *sizes), "a log-probability": OptionsLoop(engine, *sizes, *[packed(top=1)] * 2)}
+    sizes = (BATCH, PROMPT, tokens_of(turns))
+    engine.reset()
+    loops: dict[str, BareLoop] = {"plain": BareLoop(engine, *sizes)}
+    loops["a log-probability"] = OptionsLoop(engine, sizes, 1, *[packed(top=1)] * 2)
     for number, (name, schema) in enumerate(SCHEMAS.items(), start=1):
         define(engine, number, schema)
-        loops[name] = OptionsLoop(engine, *sizes, packed(grammar=number), packed(grammar=0))
-    seen: dict[str, list[Timing]] = {name: [] for name in loops}
+        loops[name] = OptionsLoop(engine, sizes, 1 + number, packed(grammar=number), packed(grammar=0))
+    seen = {name: Seen(tokens=[loop.begin(prompts)]) for name, loop in loops.items()}
     order = list(loops)
-    for turn in range(repeat + 1):
-        report.progress(f"grammars: turn {turn} of {repeat}" if turn else "grammars: warming up")
+    for turn in range(turns + 1):
+        report.progress(f"grammars: turn {turn} of {turns}" if turn else "grammars: warming up")
         for name in order:
-            timing = loops[name].run(prompts)
+            start_s = time.perf_counter()
+            seen[name].tokens += [loops[name].go_on() for _ in range(STEPS)]
             if turn:
-                seen[name].append(timing)
+                seen[name].turns_s.append(time.perf_counter() - start_s)
         order.reverse()
-    fixed = {name: forced(engine, number, seen[name][0].tokens[:4]) for number, name in enumerate(SCHEMAS, start=1)}
+    fixed = {
+        name: forced(engine, number, np.stack(seen[name].tokens, 1).tolist())
+        for number, name in enumerate(SCHEMAS, start=1)
+    }
     return seen, fixed
 
 
-def tabulated(seen: dict[str, list[Timing]], fixed: dict[str, tuple[int, int]]) -> report.Report:
-    """Make the table. Ratios are taken turn by turn."""
+def tokens_of(turns: int) -> int:
+    """Return how many tokens a sequence has after so many turns."""
+    return 1 + STEPS * (turns + 1)
+
+
+def tabulated(seen: dict[str, Seen], fixed: dict[str, tuple[int, int]]) -> report.Report:
+    """Make the table of costs. Ratios are taken turn by turn."""
     title = f"Samples that follow a grammar, batch {BATCH}, 88M parameters, {quick_dtype()}, one thread"
     made = report.Report("grammars", title, ["samples", "step ms", "us a token", "cost %", "forced tokens %"])
-    for name, timings in seen.items():
-        ratio = _over(timings, seen["plain"], lambda t: t.per_token_s)
-        step_s = statistics.median(t.per_token_s for t in timings)
-        extra_us = (step_s - statistics.median(t.per_token_s for t in seen["plain"])) / BATCH * 1e6
+    plain = seen["plain"].turns_s
+    for name, of in seen.items():
+        ratio = statistics.median(a / b for a, b in zip(of.turns_s, plain, strict=True))
+        extra_s = statistics.median(a - b for a, b in zip(of.turns_s, plain, strict=True)) / STEPS
         share = 100 * fixed[name][0] / fixed[name][1] if name in fixed else ""
-        made.rows.append((name, step_s * 1e3, extra_us, 100 * (ratio - 1), share))
+        step_ms = statistics.median(of.turns_s) / STEPS * 1e3
+        made.rows.append((name, step_ms, extra_s / BATCH * 1e6, 100 * (ratio - 1), share))
         if name in fixed:
             made.goals.append(report.Goal(f"cost of {name}, over a step", ratio - 1, GOAL_COST, at_least=False))
-    made.notes.append("tokens forced without a step: none; the engine takes a step for each token")
     return made
 
 
-def _over(some: Sequence[Timing], others: Sequence[Timing], of: Callable[[Timing], float]) -> float:
-    return statistics.median(of(a) / of(b) for a, b in zip(some, others, strict=True))
+async def skipped(repeat: int) -> report.Report:
+    """Generate records in all ways, in turns.
+
+    Raises:
+        RuntimeError: a program failed, or gave other tokens than the others.
+    """
+    title = "Records by a JSON schema, one program, demo model"
+    made = report.Report(
+        "forced", title, ["tokens", "tokens of the text", "without a step", "steps a token", "ms a token"]
+    )
+    source = tartlet.Source.from_file(GUEST)
+    took: dict[str, list[float]] = {way: [] for way in WAYS}
+    told: dict[str, tuple[int, int]] = {}
+    digests: set[int] = set()
+    async with running_stack(model=TOKENIZER.parent) as stack, tartlet.AsyncClient(stack.address) as client:
+        order = list(WAYS)
+        for turn in range(repeat + 1):
+            for way in order:
+                start_s = time.perf_counter()
+                run = await client.run(spec=tartlet.LaunchSpec(source=source, args=list(WAYS[way]), durable=False))
+                ended = await run.wait()
+                if not ended.success or ended.result is None:
+                    raise RuntimeError(f"a program failed: {ended.error}")
+                if turn:
+                    took[way].append(time.perf_counter() - start_s)
+                tokens, num_forced, digest = json.loads(ended.result)
+                told[way] = tokens, num_forced
+                digests.add(digest)
+            order.reverse()
+    if len(digests) != 1:
+        raise RuntimeError(f"the tokens differ: {told}")
+    for way, (tokens, num_forced) in told.items():
+        ms = statistics.median(took[way]) / tokens * 1e3
+        made.rows.append((way, tokens, num_forced, (tokens - num_forced) / tokens, ms))
+    made.notes.append("all texts are equal, token by token")
+    return made
 
 
 def main() -> int:
     """Run the command line."""
-    parser = report.parser("grammars", __doc__, plots=False)
-    parser.add_argument("--new-tokens", type=report.positive, default=48, metavar="N", help="tokens (default 48)")
+    parser = report.parser("grammars", __doc__, repeat=8, plots=False)
     args = parser.parse_args()
+    install_uvloop()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         path = random_checkpoint(Path(scratch), LLAMA_88M | {"eos_token_id": 2}, dtype=torch.bfloat16)
         shutil.copy(TOKENIZER, path)
-        pages = BATCH * -(-(PROMPT + args.new_tokens) // 16)
+        loops = 2 + len(SCHEMAS)
         options = EngineOptions(
-            dtype=quick_dtype(), num_pages=pages, num_embeds=BATCH * (PROMPT + 2), max_batch_tokens=4096
+            dtype=quick_dtype(),
+            num_pages=loops * BATCH * -(-(PROMPT + tokens_of(args.repeat)) // 16),
+            num_embeds=loops * BATCH * (PROMPT + 2),
+            num_slots=loops * BATCH,
+            max_batch_tokens=BATCH * PROMPT,
         )
         engine = load_engine(path, options, kernels="auto", threads=1, batch_invariant=False)
-        seen, fixed = bench(engine, args.new_tokens, args.repeat)
-    return report.emit([tabulated(seen, fixed)], args)
+        seen, fixed = bench(engine, args.repeat)
+    return report.emit([tabulated(seen, fixed), asyncio.run(skipped(args.repeat))], args)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ A history is a function of tokens: a `sample` that sets it names them, and each 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -46,6 +46,13 @@ def asked_columns(
     indptr = np.zeros(len(told) + 1, np.int32)
     np.cumsum([len(ids) for ids, _ in told], out=indptr[1:])
     return indptr, np.concatenate([ids for ids, _ in told]), np.concatenate([values for _, values in told])
+
+
+def with_forced(told: Told, forced: Sequence[int]) -> Told:
+    """Return an answer with the tokens that a grammar forces behind it; infinity marks them."""
+    ids, values = told
+    marks = np.full(len(forced), np.inf, np.float32)
+    return np.concatenate([ids, np.array(forced, np.int32)]), np.concatenate([values, marks])
 
 
 class History:

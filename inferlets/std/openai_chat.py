@@ -270,6 +270,7 @@ def generation_of(ctx: Context, grammar: Grammar | None, request: dict[str, Any]
         frequency_penalty=request.get("frequency_penalty", 0.0),
         presence_penalty=request.get("presence_penalty", 0.0),
         grammar=grammar,
+        skip_forced="logprobs" not in request,
     )
 
 

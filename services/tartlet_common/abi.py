@@ -208,6 +208,8 @@ With SampleFlag.GRAMMAR, a u32 with the grammar's id follows, and u32 tokens tha
 
 MAX_LOGPROBS = 20
 """The limit of `top` where GET_MODEL doesn't tell it (`logprobs_limit`)."""
+MAX_FORCED = 128
+"""Most tokens that one answer tells because a grammar forces them."""
 MAX_NAMED = 1024
 """Most tokens that one `sample` names for their log-probabilities, and that it biases."""
 
@@ -220,6 +222,7 @@ class SampleFlag(IntFlag):
     PENALTIES = 4  # the penalties apply, and the token is added to the slot's history
     HISTORY = 8  # first the slot's history is set to the lists of prompt and output tokens
     GRAMMAR = 16  # the token continues a text of the named grammar, or (0) the one of the slot's matcher
+    FORCED = 32  # only with GRAMMAR: the answer tells the tokens that alone may follow, one after the other
 
 
 class GrammarKind(IntEnum):

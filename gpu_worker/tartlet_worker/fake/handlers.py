@@ -28,7 +28,7 @@ from tartlet_common.errors.registry import ContextTooLong, EngineFailure, Invali
 from tartlet_worker.fake import model
 from tartlet_worker.fake.options import changed, following, tell
 from tartlet_worker.fake.state import EngineBroken, FakeState
-from tartlet_worker.history import Told, asked_columns, histories_full, options_of
+from tartlet_worker.history import Told, asked_columns, histories_full, options_of, with_forced
 from tartlet_worker.sampling.philox import uniform
 
 Bools = npt.NDArray[np.bool_]
@@ -311,8 +311,10 @@ def sample(state: FakeState, x: Sample, out: Answers) -> None:
         if asked is not None:
             told[b] = tell(state, slot, token, logp[b], asked)
         ended = token in x.stop[x.stop_indptr[b] : x.stop_indptr[b + 1]]
-        if allowed is not None and state.matchers is not None:
-            ended |= state.matchers.advance([(slot, token)])[0]
+        if asked is not None and allowed is not None and state.matchers is not None:
+            after = state.matchers.advance([(slot, token)], (slot,) if asked.forced else ())[0]
+            ended |= after.stopped
+            told[b] = with_forced(told[b], after.forced)
         state.slot[slot], state.slot_ended[slot] = token, ended
         out.token[b], out.ended[b], out.logprob[b] = token, ended, logp[b, token]
     if asking:

@@ -7,16 +7,17 @@ make matchers again on another engine. The next mask is computed while the engin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 from llguidance import LLExecutor, LLMatcher
 
+from tartlet_common.abi import MAX_FORCED
 from tartlet_common.engine.sample_options import SampleOptions
 from tartlet_common.errors.registry import EngineFailure, GrammarRefused, InvalidArgument, TartletError
 from tartlet_worker.grammar.grammars import Grammars
@@ -64,11 +65,28 @@ class _State:
         self.stopped = self.matcher.is_stopped()
         return taken
 
+    def forced(self) -> list[int]:
+        """Return tokens of which each is the only one that may follow; behind the last one the text can go on."""
+        tokens = self.matcher.compute_ff_tokens()[:MAX_FORCED]
+        if tokens:
+            behind = self.matcher.deep_copy()
+            del tokens[behind.try_consume_tokens(tokens) :]
+            if tokens and behind.is_stopped():
+                tokens.pop()
+        return tokens
+
     def copy(self) -> _State:
         """Return a state of its own that has come as far."""
         if self.masks is not None:
             self.masks.words()
         return _State(self.matcher.deep_copy())
+
+
+class Advanced(NamedTuple):
+    """What follows a token that a matcher has taken."""
+
+    stopped: bool  # nothing can
+    forced: Sequence[int] = ()  # these tokens must, if that was asked
 
 
 class Matchers:
@@ -140,20 +158,24 @@ class Matchers:
             raise EngineFailure(detail="the matchers of this engine are full: free token slots")
         return matcher
 
-    def advance(self, taken: Sequence[tuple[int, int]]) -> list[bool]:
+    def advance(self, taken: Sequence[tuple[int, int]], telling: Collection[int] = ()) -> list[Advanced]:
         """Take the sampled tokens, given with their slots; begin to compute the next masks.
 
-        Returns for each whether its text can't go on.
+        Args:
+            taken: slots and tokens.
+            telling: slots of which the forced tokens are told.
         """
-        stopped, going = [], []
+        told, going = [], []
         for slot, token in taken:
             state = self._of[slot] = self._prepared.pop(slot)
             state.take([token])
-            stopped.append(state.stopped)
-            if not state.stopped:
-                going.append(state)
+            if state.stopped:
+                told.append(Advanced(stopped=True))
+                continue
+            told.append(Advanced(stopped=False, forced=state.forced() if slot in telling else ()))
+            going.append(state)
         self._fill(going)
-        return stopped
+        return told
 
     def _fill(self, states: list[_State]) -> None:
         if not states:

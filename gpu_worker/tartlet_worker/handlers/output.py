@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from tartlet_common.errors.registry import InvalidArgument, TartletError
 from tartlet_worker.csr import Bools, Ints, any_by, counts, indptr_of, take, within
 from tartlet_worker.handlers.registration import Resources, handles
 from tartlet_worker.handlers.statuses import BatchStatuses, one_each
-from tartlet_worker.history import Told, asked_columns, histories_full, options_of
+from tartlet_worker.history import Told, asked_columns, histories_full, options_of, with_forced
 from tartlet_worker.pools import Pools
 from tartlet_worker.sampling.base import SampleParams, Sampler, Targets
 from tartlet_worker.sampling.with_options import sample_with
@@ -114,7 +115,9 @@ def sample_tokens(batch: Sample, on: Resources) -> tuple[BatchResult, int]:
         answers |= {int(part[row]): told for row, told in told_of.items()}
     if len(runs):
         ended[runs] = _stops(batch, token)[runs]
-        _advance(batch, [b for b in runs.tolist() if b in masks.words], token, ended, pools)
+        following = [b for b in runs.tolist() if b in masks.words]
+        for b, forced in _advance(batch, following, asking, token, ended, pools).items():
+            answers[b] = with_forced(answers[b], forced)
         pools.slot_token[batch.slot[runs]] = token[runs]
         pools.slot_ended[batch.slot[runs]] = ended[runs]
     if not asking:
@@ -155,14 +158,25 @@ def _masks(batch: Sample, asking: dict[int, SampleOptions], runs: npt.NDArray[np
 
 
 def _advance(
-    batch: Sample, following: list[int], token: npt.NDArray[np.int32], ended: npt.NDArray[np.uint8], pools: Pools
-) -> None:
-    """Move matchers on; a text that can't go on ends its slot."""
-    if following and pools.matchers is not None:
-        at = batch.slot[following].tolist()
-        ended[following] |= np.array(
-            pools.matchers.advance(list(zip(at, token[following].tolist(), strict=True))), np.uint8
-        )
+    batch: Sample,
+    following: list[int],
+    asking: dict[int, SampleOptions],
+    token: npt.NDArray[np.int32],
+    ended: npt.NDArray[np.uint8],
+    pools: Pools,
+) -> dict[int, Sequence[int]]:
+    """Move matchers on; a text that can't go on ends its slot.
+
+    Returns:
+        The tokens that grammars force, by the commands that ask for them.
+    """
+    if not following or pools.matchers is None:
+        return {}
+    at = batch.slot[following].tolist()
+    telling = {slot for b, slot in zip(following, at, strict=True) if asking[b].forced}
+    told = pools.matchers.advance(list(zip(at, token[following].tolist(), strict=True)), telling)
+    ended[following] |= np.array([one.stopped for one in told], np.uint8)
+    return {b: one.forced for b, one in zip(following, told, strict=True) if len(one.forced)}
 
 
 def _check_source(statuses: BatchStatuses, embed: npt.NDArray[np.int32], indptr: Ints, pools: Pools) -> None:

@@ -48,6 +48,7 @@ class SampleOptions:
     penalties: Penalties | None
     history: tuple[I32, I32] | None  # prompt and output tokens that the slot's history is set to
     grammar: tuple[int, I32] | None = None  # the grammar's id (0: the slot's matcher goes on), tokens it takes first
+    forced: bool = False  # tell the tokens that the grammar forces behind this one
 
     def permitted(self, vocab: int) -> npt.NDArray[np.bool_] | None:
         """Return [vocab]: which tokens may be sampled, or None if all may."""
@@ -83,7 +84,8 @@ def read(data: bytes | memoryview) -> SampleOptions:
         size = len(data)  # the tokens of the matcher are all that follows
     both = SampleFlag.ALLOWED | SampleFlag.MASK
     lone_history = flags & SampleFlag.HISTORY and not flags & SampleFlag.PENALTIES
-    bad_flags = flags >= 2 * max(SampleFlag) or flags & both == both or lone_history
+    lone_forced = flags & SampleFlag.FORCED and not flags & SampleFlag.GRAMMAR
+    bad_flags = flags >= 2 * max(SampleFlag) or flags & both == both or lone_history or lone_forced
     if bad_flags or size != len(data):
         raise MalformedSubmission(detail=f"options of sample with flags {flags} and {size} bytes, not {len(data)}")
     words = np.frombuffer(data, np.int32, offset=SAMPLE_OPTIONS.itemsize)
@@ -99,6 +101,7 @@ def read(data: bytes | memoryview) -> SampleOptions:
         penalties=Penalties(*penalties) if flags & SampleFlag.PENALTIES else None,
         history=(prompt, output) if flags & SampleFlag.HISTORY else None,
         grammar=grammar,
+        forced=bool(flags & SampleFlag.FORCED),
     )
 
 

@@ -60,14 +60,27 @@ def test_texts_of_generated_grammars_end_and_fit(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_run_ahead_changes_no_token(server: Serving, seed: int) -> None:
+def test_run_ahead_and_skipped_tokens_change_no_token(server: Serving, seed: int) -> None:
     made = [*schemas(10, seed), *expressions(6, seed)]
-    at_once, ahead = (
-        outcomes(server, made, seed=seed, temperature=1.0, max_tokens=60, run_ahead=steps, together=together)
-        for steps, together in ((0, 1), (4, 8))
+    at_once, *others = (
+        outcomes(
+            server,
+            made,
+            seed=seed,
+            temperature=1.0,
+            max_tokens=60,
+            run_ahead=steps,
+            together=together,
+            skip_forced=skip,
+        )
+        for steps, together, skip in ((0, 1, False), (4, 8, False), (0, 8, True), (2, 8, True))
     )
-    assert [one["tokens"] for one in ahead] == [one["tokens"] for one in at_once]
-    assert [one["why"] for one in ahead] == [one["why"] for one in at_once]
+    for other in others:
+        assert [one["tokens"] for one in other] == [one["tokens"] for one in at_once]
+        assert [one["why"] for one in other] == [one["why"] for one in at_once]
+    forced = [sum(one.get("forced", 0) for one in told) for told in (at_once, *others)]
+    assert forced[:2] == [0, 0]
+    assert forced[2] >= forced[3] > 0
 
 
 BOUNDS = """
@@ -120,22 +133,27 @@ import json
 from inferlet import Context, Temperature, json_schema, receive, send
 
 async def main(args):
-    async with Context(seed=3, run_ahead=4) as ctx:
+    async with Context(seed=3, run_ahead=int(args[1])) as ctx:
         ctx.fill("A list: ")
-        written = ctx.generate(max_tokens=300, sampler=Temperature(0.9), grammar=json_schema(args[0]))
+        how = {"grammar": json_schema(args[0]), "skip_forced": args[2] == "skipped"}
+        if args[2] == "penalised":
+            how = {"frequency_penalty": 1.5, "repetition_penalty": 1.2, "eos": False}
+        written = ctx.generate(max_tokens=60 if "eos" in how else 300, sampler=Temperature(0.9), **how)
         waits = [4, 9]
         async for _ in written:
             if waits and len(written.tokens) >= waits[0]:
                 waits.pop(0)
                 send("waits")
                 await receive()
+    assert (written.num_forced > 0) == (args[2] == "skipped")
     return json.dumps([written.text, written.tokens])
 """
 
 
-async def written(server: Serving, client: tartlet.AsyncClient, *killed: str) -> object:
+async def written(server: Serving, client: tartlet.AsyncClient, how: str, *killed: str) -> Any:
     """Runs the program, and kills a role at each of its waits; returns its text and tokens."""
-    run = await client.run(tartlet.Source.python(WRITES), [json.dumps(SCHEMA)])
+    run_ahead = "0" if how == "skipped" else "4"
+    run = await client.run(tartlet.Source.python(WRITES), [json.dumps(SCHEMA), run_ahead, how])
     for role in killed or ("", ""):
         assert await message(run) == "waits"
         if role:
@@ -145,15 +163,23 @@ async def written(server: Serving, client: tartlet.AsyncClient, *killed: str) ->
         await client.send(run.program_id, b"go on")
     ended = await run.wait()
     assert ended.success, ended.error
-    return ended.result
+    return json.loads(str(ended.result))
 
 
 async def test_a_text_under_a_json_schema_is_the_same_when_worker_and_control_die(demo: Serving) -> None:
     async with asyncio.timeout(150), tartlet.AsyncClient(demo.address) as client:
-        undisturbed = await written(demo, client)
-        text, _ = json.loads(str(undisturbed))
-        value = json.loads(text)
+        undisturbed = await written(demo, client, "followed")
+        value = json.loads(undisturbed[0])
         assert len(value) == SCHEMA["minItems"]
         assert all(type(each) is bool for each in value)
-        assert await written(demo, client, "worker", "control") == undisturbed
+        assert await written(demo, client, "followed", "worker", "control") == undisturbed
+        assert await written(demo, client, "skipped", "worker", "control") == undisturbed
+        await until_nothing_is_held(client)
+
+
+async def test_penalties_count_the_same_when_worker_and_control_die(demo: Serving) -> None:
+    async with asyncio.timeout(150), tartlet.AsyncClient(demo.address) as client:
+        undisturbed = await written(demo, client, "penalised")
+        assert len(undisturbed[1]) == 60
+        assert await written(demo, client, "penalised", "worker", "control") == undisturbed
         await until_nothing_is_held(client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -16,7 +17,17 @@ from tartlet_runtime.wasm.compiling.engine_flags import flags_digest
 from tests.e2e.serving import client_of, program, serving
 
 STD = Path(__file__).parents[3] / "inferlets" / "std"
+RECORDS = {
+    "work": [[1, '{"enum": ["left or right", "left"]}'], [2, "(abc|xyz){3}"]],
+    "prompt": "A record: ",
+    "seed": 1,
+    "temperature": 0.9,
+    "max_tokens": 60,
+    "together": 2,
+}
 SPECS = [
+    LaunchSpec(source=program("grammars"), args=[json.dumps(RECORDS | {"run_ahead": 4})]),
+    LaunchSpec(source=program("grammars"), args=[json.dumps(RECORDS | {"run_ahead": 0, "skip_forced": True})]),
     LaunchSpec(source=program("sampled"), args=["hello", "1.0", "0", "1.0", "7"]),
     LaunchSpec(source=program("optioned")),
     LaunchSpec(source=program("shares"), args=["alone", "one", "two"]),

@@ -1,4 +1,4 @@
-"""Agents of `inferlets/std` that talk: a swarm of programs, and one whose client calls the tools."""
+"""Programs of `inferlets/std` on a real engine: a swarm, an agent whose client calls the tools, and speculation."""
 
 from __future__ import annotations
 
@@ -56,3 +56,22 @@ async def test_an_agent_answers_with_what_its_client_s_tools_say(demo: Serving) 
         assert asked == ["Karo", "Zuber"]
         assert "27" in (run.ended.result or "")
         assert "45" in (run.ended.result or "")
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup.py", "jacobi.py"])
+async def test_drafts_give_the_greedy_text_in_fewer_steps_of_the_engine(demo: Serving, name: str) -> None:
+    prompt = ["--prompt", "374+588=4+8+0=12 7+8+1=16 3+5+1=09 so 962. 374+588=", "--max-tokens", "30"]
+    texts, steps = {}, {}
+    async with client_of(demo) as client:
+        for program in ("text_completion.py", name):
+            before = (await client.state()).control["engines"][0]["steps"]
+            run = await client.run(tartlet.Source.from_file(STD / program), prompt)
+            text = "".join([event.data.decode() async for event in run if isinstance(event, tartlet.Stdout)])
+            assert run.ended is not None
+            assert run.ended.success, run.ended.error
+            await until_nothing_is_held(client)
+            texts[program] = text.splitlines()[0].removesuffix("<|end|>")
+            steps[program] = (await client.state()).control["engines"][0]["steps"] - before
+    assert texts[name] == texts["text_completion.py"]
+    assert len(texts[name]) >= 20
+    assert steps[name] * (2 if name == "prompt_lookup.py" else 1) < steps["text_completion.py"]

@@ -16,13 +16,15 @@ async def main(args: list[str]) -> None:
         async with gate, Context(seed=given["seed"] + at, run_ahead=given["run_ahead"]) as ctx:
             ctx.fill(given["prompt"])
             sampler = Temperature(given["temperature"])
-            written = ctx.generate(max_tokens=given["max_tokens"], sampler=sampler, grammar=Grammar(kind, text))
+            most, skip = given["max_tokens"], given.get("skip_forced", False)
+            written = ctx.generate(max_tokens=most, sampler=sampler, grammar=Grammar(kind, text), skip_forced=skip)
             try:
                 async for _ in written:
                     pass
             except GrammarRefused as e:
                 send(json.dumps({"at": at, "why": "refused", "text": str(e), "tokens": written.tokens}))
                 return
-            send(json.dumps({"at": at, "why": written.stopped_by, "text": written.text, "tokens": written.tokens}))
+            told = {"why": written.stopped_by, "text": written.text, "tokens": written.tokens}
+            send(json.dumps({"at": at, "forced": written.num_forced, **told}))
 
     await asyncio.gather(*(one(at, kind, text) for at, (kind, text) in enumerate(given["work"])))

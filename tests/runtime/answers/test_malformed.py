@@ -15,6 +15,7 @@ from tartlet_common.abi import Event, Flag, Op
 from tartlet_common.errors.base import TartletError
 from tartlet_common.rpc.error_proto import error_from_proto
 from tartlet_protos import programs_pb2
+from tartlet_runtime.budget.ledger import Use
 from tests.malformed import Malformed, allowed, records
 from tests.run_directory import run_directory
 from tests.runtime.harness import FOREVER, NativeProgram, Rig, native, running
@@ -24,6 +25,8 @@ from tools.calls.registry import CALLS
 OPS = [op for op, call in CALLS.items() if call.by is By.RUNTIME]
 WAITS = {Op.RECEIVE}
 """Calls whose answer comes with a message."""
+PROGRAMS_OWN = (Use.PROGRAMS, Use.INBOXES, Use.REQUESTS, Use.HISTORIES)
+"""Memory that is given back when a program ends."""
 ENDS = {Op.CONTINUE}
 """Calls that take effect when the program ends."""
 
@@ -128,12 +131,13 @@ def test_nothing_is_left_of_all_that(shared: Loop) -> None:
     rig = shared.rig
     assert rig is not None
 
-    async def good() -> list[programs_pb2.ProgramInfo]:
+    async def good() -> tuple[list[programs_pb2.ProgramInfo], dict[str, int]]:
         stream, guest = await native(rig)
         assert await guest.call(Op.GET_VERSION)
         guest.end()
         assert await ended(stream) is None
         reply = await rig.stub.List(programs_pb2.ListRequest())
-        return list(reply.programs)
+        taken = (await rig.stub.RuntimeState(programs_pb2.RuntimeStateRequest())).memory_taken_bytes
+        return list(reply.programs), {use: taken[use] for use in PROGRAMS_OWN}
 
-    assert shared.run(good()) == []
+    assert shared.run(good()) == ([], dict.fromkeys(PROGRAMS_OWN, 0))

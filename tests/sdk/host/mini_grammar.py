@@ -12,7 +12,7 @@ from tartlet_common.engine.sample_options import SampleOptions
 from tartlet_common.errors.registry import TartletError
 from tartlet_worker.fake.model import tokenizer_json  # one token for each byte, as here
 from tartlet_worker.grammar.grammars import Grammars
-from tartlet_worker.grammar.matchers import Matchers
+from tartlet_worker.grammar.matchers import Advanced, Matchers
 from tests.sdk.host import mini_model as model
 
 
@@ -51,6 +51,6 @@ class MiniGrammars:
             raise errors[0]
         return np.unpackbits(masks[0].view(np.uint8), bitorder="little", count=model.VOCAB)
 
-    def take(self, slot: int, token: int) -> bool:
-        """Take a token; returns whether nothing can follow."""
-        return self._matchers.advance([(slot, token)])[0]
+    def take(self, slot: int, token: int, options: SampleOptions) -> Advanced:
+        """Take a token; returns what follows it."""
+        return self._matchers.advance([(slot, token)], (slot,) if options.forced else ())[0]

@@ -7,6 +7,7 @@ It is runtime, control and worker in one and synchronous: commands wait in their
 from __future__ import annotations
 
 import json
+import math
 import struct
 import time
 from collections import deque
@@ -618,22 +619,24 @@ class MiniHost:
         end = 32 + 4 * int(head["n_stop"])
         stops = np.frombuffer(command.payload[32:end], "<u4").tolist()
         params = tuple(head[name].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed", "draw"))
-        weighed, told, options = probs, b"", None
+        weighed, ids, values, options = probs, list[int](), list[float](), None
         if len(command.payload) > end:
             options = sample_options.read(command.payload[end:])
             sample_options.check(options, model.VOCAB, 20)
             weighed = self.weighed(probs, options, command.b)
             ids = [*np.argsort(-probs, kind="stable")[: options.top].tolist(), *options.named.tolist()]
-            values = struct.pack(f"<{len(ids)}f", *(model.logprob(probs, i) for i in ids))
-            told = struct.pack(f"<I{len(ids)}I", len(ids), *ids) + values if ids else b""
+            values = [model.logprob(probs, i) for i in ids]
         token = model.choose(weighed, params, position)
-        if command.c and self.tells_bytes:
-            told = (told or bytes(4)) + self.vocab()[token]
         if command.b in self.outputs:
             self.outputs[command.b].append(token)
         ended = token in stops
         if options is not None and options.grammar is not None:
-            ended |= self.grammars.take(command.b, token)
+            after = self.grammars.take(command.b, token, options)
+            ended |= after.stopped
+            ids, values = [*ids, *after.forced], [*values, *[math.inf] * len(after.forced)]
+        told = struct.pack(f"<I{len(ids)}I{len(ids)}f", len(ids), *ids, *values) if ids else b""
+        if command.c and self.tells_bytes:
+            told = (told or bytes(4)) + self.vocab()[token]
         self.slots[command.b] = ENDED if ended else token
         (bits,) = struct.unpack("<I", struct.pack("<f", model.logprob(probs, token)))
         self.answer(command, a=token, b=int(ended), c=bits, payload=told)

@@ -232,3 +232,23 @@ def test_a_skipped_sample_leaves_the_matcher_as_it_is(subject: Subject) -> None:
     skipped = run(subject.engine, with_options(sample((20, 10, 0)), {0: follow.pack(subject.vocab)}))[0]
     assert skipped.status[0] == Status.SKIPPED
     assert subject.sampled({0: follow.pack(subject.vocab)}, seed=2).status[0] == Status.OK
+
+
+def test_forced_tokens_stand_behind_the_log_probabilities_that_are_asked_for(subject: Subject) -> None:
+    matcher = LLMatcher(subject.tokenizer, sources()[1])
+    given = (subject.numbers[TEXTS[1][1]], ())
+    plain, asking = (
+        Options(follows=True, logprobs=2, forced=forced).pack(subject.vocab, None, given) for forced in (False, True)
+    )
+    answer = subject.sampled({0: plain, 1: asking})
+    assert not answer.status.any(), answer.detail
+    start, middle, end = answer.dist_indptr.tolist()
+    assert middle - start == 2 < end - middle
+    assert np.isfinite(answer.dist_prob[: middle + 2]).all()
+    assert np.isposinf(answer.dist_prob[middle + 2 :]).all()
+    assert matcher.consume_token(int(answer.token[1]))
+    for token in answer.dist_token[middle + 2 :].tolist():
+        allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        assert np.flatnonzero(allowed).tolist() == [token]
+        assert matcher.consume_token(token)
+    assert not matcher.is_stopped()

@@ -50,7 +50,8 @@ from inferlet._calls.sharing import (
     subscribe,
 )
 from inferlet._calls.web import HttpStream, http_get, http_post, http_request, http_stream
-from inferlet._contexts.generation import Generation, Piece
+from inferlet._contexts.generation import Generation
+from inferlet._contexts.pieces import Piece
 from inferlet._contexts.proposal import Proposal
 from inferlet._models.models import (
     available_models,

@@ -16,7 +16,8 @@ from typing import Any, Self
 from zlib import crc32
 
 from inferlet._calls.program import default_queue
-from inferlet._contexts.generation import Following, Generation
+from inferlet._contexts.compiled import Following
+from inferlet._contexts.generation import Generation
 from inferlet._contexts.paging import Paging
 from inferlet._contexts.sequence import RUN_AHEAD
 from inferlet._queues.queue import Queue
@@ -26,7 +27,7 @@ from inferlet._values.types import Adapter, KvPage, Model
 from inferlet._wire.options import Options
 from inferlet.errors import InvalidArgument
 from inferlet.grammar import Grammar
-from inferlet.sampling import AnySampler, Greedy
+from inferlet.sampling import AnySampler, Greedy, Sampler
 from inferlet.stopping import Stop, conditions
 
 
@@ -64,6 +65,7 @@ class Context(Paging):
         presence_penalty: float = 0.0,
         grammar: Grammar | None = None,
         grammar_from: int | None = None,
+        skip_forced: bool = False,
     ) -> Generation:
         """Generate text, as an asynchronous iterator over its pieces.
 
@@ -88,6 +90,10 @@ class Context(Paging):
                 nothing can follow.
             grammar_from: the place in `tokens` where the grammar's text begins, if the context has a part of it, as
                 after a fork; None: the text begins with the first new token.
+            skip_forced: tokens that alone may follow in the grammar's text are computed together, without a step for
+                each. Their `logprob` is 0. The text is the same as without. Steps that run ahead take forced tokens one
+                by one, so `Context(run_ahead=0)` skips the most. With a sampler of the program's own, penalties, or
+                tokens that are told, biased or allowed, each token takes its step.
 
         Raises:
             TypeError: `stop` is no condition.
@@ -120,6 +126,8 @@ class Context(Paging):
             presence_penalty=presence_penalty,
             follows=grammar is not None,
         )
+        if skip_forced and isinstance(chosen, Sampler) and options.pack(0) == Options(follows=True).pack(0):
+            options = Options(follows=True, forced=True)
         if grammar is not None and not isinstance(grammar, Grammar):
             raise InvalidArgument(argument="grammar", detail=f"json_schema or regex gives one, not {shown(grammar)}")
         self._active = Generation(

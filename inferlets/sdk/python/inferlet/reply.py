@@ -23,7 +23,7 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, Literal
 
 from inferlet._calls.program import receive_bytes, send
-from inferlet._contexts.generation import Piece
+from inferlet._contexts.pieces import Piece
 from inferlet.context import Context
 
 Reason = Literal["stop", "length", "tool_calls", "content_filter"]

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
 
 from inferlet._calls.program import state
 from inferlet._queues.queue import Queue
 from inferlet._values.types import CompiledGrammar
 from inferlet.errors import ResourceQuotaExceeded
 from inferlet.grammar import Grammar
+
+
+class Following(NamedTuple):
+    """A grammar that a generation follows."""
+
+    grammar: Grammar
+    first: int | None  # the position where its text begins; None: at the first new token
 
 
 class Compiled:

@@ -12,14 +12,15 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf, log
 from operator import index
 from typing import NamedTuple, Protocol, Self
 
 from inferlet._contexts.choosing import pack_sampler
-from inferlet._contexts.compiled import Compiled, acquire, release
+from inferlet._contexts.compiled import Compiled, Following, acquire, release
 from inferlet._contexts.kv_cache import KvCache
+from inferlet._contexts.pieces import Piece
 from inferlet._generated import packers
 from inferlet._models.vocab import vocab_of
 from inferlet._queues.queue import Queue
@@ -28,7 +29,6 @@ from inferlet._values.types import Dist, Model, Sampled
 from inferlet._wire.channel import channel
 from inferlet._wire.options import Options
 from inferlet.errors import InvalidArgument
-from inferlet.grammar import Grammar
 from inferlet.sampling import AnySampler, End, Sampler
 from inferlet.stopping import Scanner, Stop
 
@@ -44,41 +44,12 @@ class GeneratingContext(Protocol):
     tokens: list[int]
 
 
-class Following(NamedTuple):
-    """A grammar that a generation follows, and the position where its text begins; None: at the first new token."""
+class _Ahead(NamedTuple):
+    """A token whose computation is queued."""
 
-    grammar: Grammar
-    first: int | None
-
-
-class Piece(str):
-    """A piece of generated text, a `str` with the token that completed it.
-
-    Example:
-        >>> async def main():
-        ...     ctx = Context(seed=1)
-        ...     ctx.fill("Hello,")
-        ...     piece = await anext(ctx.generate(max_tokens=1))
-        ...     print(isinstance(piece, str), piece.token == ctx.tokens[-1], piece.logprob < 0)
-        True True True
-    """
-
-    __slots__ = ("logprob", "logprobs", "token", "token_bytes")
-
-    token: int
-    logprob: float  # of the token, under the model's own distribution
-    logprobs: Mapping[int, float]  # of the tokens that `generate` was asked to tell, the best first
-    token_bytes: Mapping[int, bytes]  # the bytes of this token, of those of `logprobs`, and perhaps of others
-
-    @classmethod
-    def of(cls, text: str, sampled: Sampled, known: Mapping[int, bytes]) -> Piece:
-        """Make the piece of a token; `known` holds the bytes of tokens."""
-        piece = cls(text)
-        piece.token = sampled.token
-        piece.logprob = sampled.logprob
-        piece.logprobs = sampled.logprobs
-        piece.token_bytes = known
-        return piece
+    first: int  # the ticket of the first command
+    answer: asyncio.Future[Sampled] | asyncio.Future[Dist]  # the token, or what the program samples it from
+    forced: Sampled | None = None  # the token that the grammar forces; the answer tells one behind it
 
 
 class Generation:
@@ -86,7 +57,8 @@ class Generation:
 
     `text` and `tokens` are the text and the tokens so far. At the end, `stopped_by` says why: "length" (or the
     model's last position), "token", "until", "sampler", or "grammar" if nothing can follow in the grammar's text.
-    After "until", `stop_text` is the stop string that was found.
+    After "until", `stop_text` is the stop string that was found. `num_forced` counts the tokens that the grammar forced
+    and that took no step of their own (`skip_forced`).
 
     Example:
         >>> async def main():
@@ -155,13 +127,13 @@ class Generation:
         if isinstance(sampler, Sampler):
             self._plain = pack_sampler(sampler, context.seed, context.draw, self._stop_tokens)
         self._params = self._plain + packed
-        # Steps that are queued: the first ticket of each, and its token (or what the program samples from).
-        self._ahead: deque[tuple[int, asyncio.Future[Sampled] | asyncio.Future[Dist]]] = deque()
+        self._ahead: deque[_Ahead] = deque()  # one for each token, in order
         self._depth = context.run_ahead if isinstance(sampler, Sampler) else 0
         self._newest = -1  # position of the token sampled last; -1: not started
         self._left = 0  # tokens that may still be asked for
         self._texts: list[str] = []
         self.tokens: list[int] = []
+        self.num_forced = 0
         self.stopped_by: str | None = None
         self._ended = False
         self._busy = False  # a task computes the prompt or fetches the bytes of a token
@@ -210,7 +182,7 @@ class Generation:
                 if self._displaced:
                     raise generates_already()
                 break
-            self._ahead.popleft()
+            self.num_forced += self._ahead.popleft().forced is not None
             piece = self._close() if sampled is None else self._accept(sampled)
             if piece is not None and (piece or not self.ended):
                 return piece
@@ -274,16 +246,39 @@ class Generation:
         _, output, slot = self._cache.places()
         queue = self._context.queue
         if self._params:
-            self._ahead.append((first, queue.sample_packed(output, slot, self._params, self._with_bytes)))
+            self._ahead.append(_Ahead(first, queue.sample_packed(output, slot, self._params, self._with_bytes)))
         else:
-            self._ahead.append((first, queue.get_next_dist(output)))
+            self._ahead.append(_Ahead(first, queue.get_next_dist(output)))
         self._newest += 1
         self._left -= 1
 
+    def _skip(self, forced: Sequence[int]) -> None:
+        """Queue one forward of the tokens that the grammar forces behind the newest accepted one.
+
+        Tokens of which a step is queued already take that step. A stop token takes its step too, because it ends the
+        text.
+        """
+        stop = next((at for at, token in enumerate(forced) if token in self._stop_tokens), len(forced))
+        queued, most = len(self._ahead), len(self._ahead) + self._left - 1  # a token is sampled behind them
+        new = forced[queued : min(stop, most)]
+        if not new:
+            return
+        before = forced[queued - 1] if queued else self._context.tokens[-1]
+        first, (_, output, slot) = channel.next_ticket, self._cache.places()
+        self._cache.write([before, *new], self._newest, output)
+        params = self._plain + self._options.pack(self._context.model.vocab_size, grammar=(0, new))
+        answer = self._context.queue.sample_packed(output, slot, params, self._with_bytes)
+        for token in new:
+            self._ahead.append(_Ahead(first, answer, Sampled(token, ended=False, logprob=0.0)))
+        self._ahead.append(_Ahead(first, answer))
+        self._newest += len(new) + 1
+        self._left -= len(new) + 1
+
     async def _arrival(self) -> Sampled | None:
         """Wait for the next token, and for its bytes if they are not known yet; None if the sampler takes no more."""
-        value = await self._ahead[0][1]
-        sampled = value if isinstance(value, Sampled) else self._choose(value)
+        forced = self._ahead[0].forced
+        value: Sampled | Dist = await self._ahead[0].answer  # no name for the future: its error would hold the frame
+        sampled = forced or (value if isinstance(value, Sampled) else self._choose(value))
         if sampled is None:
             return None
         if sampled.token_bytes is not None:
@@ -348,6 +343,8 @@ class Generation:
             text += self._scanner.rest()
         if reason:
             self._end(reason)
+        elif sampled.forced:
+            self._skip(sampled.forced)
         if text:
             self._texts.append(text)
         return Piece.of(text, sampled, self._vocab.known)
@@ -373,7 +370,7 @@ class Generation:
         Raises:
             InvalidArgument: a task awaits the next piece.
         """
-        if self._busy or (self._ahead and self._ahead[0][1]._callbacks):  # noqa: SLF001 - somebody awaits it
+        if self._busy or (self._ahead and self._ahead[0].answer._callbacks):  # noqa: SLF001 - somebody awaits it
             raise generates_already()
         self._displaced = True
         self.stop()
@@ -385,7 +382,7 @@ class Generation:
         self._ended = True
         context = self._context
         if self._ahead:
-            first = self._ahead[0][0]
+            first = self._ahead[0].first
             self._ahead.clear()
             channel.record(*packers.cancel(context.queue.id, first))
             self._cache.give_back_ahead(len(context.tokens), first)

@@ -98,9 +98,20 @@ class KvCache:
             end: how many of them shall be in the pages.
             output: the embed that takes the output of the last one.
         """
-        queue, start = self._queue, self.length
-        if start >= end:
-            return
+        start = self.length
+        if start < end:
+            self.write(tokens[start:end], start, output)
+            self.length = end
+
+    def write(self, tokens: Sequence[int], start: int, output: Embed | None = None) -> None:
+        """Record the commands that compute tokens at positions from `start` on.
+
+        Args:
+            tokens: at least one. Everything before them is in the table, or commands that put it there are recorded.
+            start: the position of the first one.
+            output: the embed that takes the output of the last one.
+        """
+        queue, end = self._queue, start + len(tokens)
         table = self._grow(end)
         embeds = queue.alloc_emb(min(CHUNK, self._model.max_batch_tokens, end - start))
         at = start
@@ -108,12 +119,11 @@ class KvCache:
             # Tokens of one command see each other, so what follows hidden tokens is computed by another command.
             to = min(at + len(embeds), end, *(last for _, last in self._masked if last > at))
             into = embeds[: to - at]
-            queue.embed_txt(tokens[at:to], range(at, to), into)
+            queue.embed_txt(tokens[at - start : to - start], range(at, to), into)
             outputs = [output] if output is not None and to == end else []
             queue.forward_table(table, at, into, outputs, adapter=self._adapter)
             at = to
         queue.dealloc_emb(embeds)
-        self.length = end
 
     def verify(self, tokens: Sequence[int], drafts: Sequence[int]) -> list[Embed]:
         """Record the commands that compute the last token and the drafts behind it in one pass.

@@ -110,6 +110,7 @@ class Queue(Naming):
         history: tuple[Sequence[int], Sequence[int]] | None = None,
         grammar: CompiledGrammar | int | None = None,
         matched: Sequence[int] = (),
+        forced: bool = False,
         with_bytes: bool = False,
     ) -> asyncio.Future[Sampled]:
         """Sample the token that follows `emb` on the device, into `slot`. The program gets the token too.
@@ -141,6 +142,8 @@ class Queue(Naming):
             grammar: the token must continue a text of a grammar: with the first token of a text the grammar, and with
                 each later token of the same slot 0. The answer tells `ended` when nothing can follow.
             matched: tokens that the text of the grammar has before this one, and that no sample of `slot` gave it.
+            forced: with a grammar, the answer tells the tokens that alone may follow, one after the other. A program
+                can compute them with one `forward`, and name them as `matched` of the next sample.
             with_bytes: the answer tells the token's bytes, which saves the call `detokenize_bytes`.
 
         Log-probabilities are the model's own: before temperature, filters, bias, `allowed` and penalties.
@@ -171,6 +174,7 @@ class Queue(Naming):
             repetition_penalty=repetition_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
+            forced=bool(forced),
         )
         following = None if grammar is None else (grammar, matched)
         params += given.pack(0 if self._model is None else self._model.vocab_size, history, following)

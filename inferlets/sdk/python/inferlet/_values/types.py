@@ -158,6 +158,8 @@ class Sampled:
     """Log-probabilities of the tokens asked for, under the same distribution: the best first, then the named ones."""
     token_bytes: bytes | None = None
     """The token's bytes, if they were asked for; None also if the engine can't tell them: ask `detokenize_bytes`."""
+    forced: Sequence[int] = ()
+    """The tokens that the grammar forces behind this one, if they were asked for. The text can go on behind them."""
 
 
 @dataclass(frozen=True, slots=True)

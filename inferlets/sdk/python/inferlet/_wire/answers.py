@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from array import array
+from math import inf
 from typing import Any
 
 from inferlet._values.types import ChatPrompt, Dist, Sampled
@@ -56,11 +57,14 @@ def sampled(a: int, b: int, c: int, payload: bytes) -> Sampled:
         return Sampled(a, b != 0, _unpack_float(_pack_u32(c))[0])
     n = int.from_bytes(payload[:4], "little")
     told: dict[int, float] = {}
+    forced: tuple[int, ...] = ()
     if n:
         values = array("f")
         values.frombytes(payload[4 + 4 * n : 4 + 8 * n])
-        told = dict(zip(from_u32(payload[4 : 4 + 4 * n]), values, strict=True))
-    return Sampled(a, b != 0, _unpack_float(_pack_u32(c))[0], told, payload[4 + 8 * n :] or None)
+        ids = from_u32(payload[4 : 4 + 4 * n])
+        num_told = n - values.count(inf)  # behind these stand the forced ones
+        told, forced = dict(zip(ids[:num_told], values, strict=False)), tuple(ids[num_told:])
+    return Sampled(a, b != 0, _unpack_float(_pack_u32(c))[0], told, payload[4 + 8 * n :] or None, forced)
 
 
 def dists(_a: int, _b: int, _c: int, payload: bytes) -> list[Dist]:

@@ -28,6 +28,7 @@ class Options:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     follows: bool = False  # whether the text is one of a grammar
+    forced: bool = False  # whether the answer tells the tokens that the grammar forces
 
     @property
     def penalises(self) -> bool:
@@ -66,7 +67,7 @@ class Options:
         if history is not None:
             flags |= abi.SAMPLE_HISTORY
         if grammar is not None:
-            flags |= abi.SAMPLE_GRAMMAR
+            flags |= abi.SAMPLE_GRAMMAR | (abi.SAMPLE_FORCED if self.forced else 0)
         named = _ids("logprobs_of", self.logprobs_of)
         (top,) = _ids("logprobs", [self.logprobs])
         ids = _ids("logit_bias", bias)
