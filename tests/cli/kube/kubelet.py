@@ -26,9 +26,10 @@ _BINARY, _CLOSE, _PING = 2, 8, 9
 
 @dataclass
 class Kubelet:
-    """Forwards every port of every pod to `127.0.0.1:target`; `refuse` is what it says instead."""
+    """Forwards every port of a pod to the port of 127.0.0.1 in `targets`; `refuse` is what it says instead."""
 
-    target: int
+    targets: dict[str, int]
+    """Ports of this machine by the names of pods."""
     refuse: str = ""
     paths: list[str] = field(default_factory=list)
     """What was asked for."""
@@ -80,13 +81,14 @@ class Kubelet:
                 b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                 + f"Sec-WebSocket-Accept: {accept}\r\nSec-WebSocket-Protocol: v4.channel.k8s.io\r\n\r\n".encode()
             )
-            port = struct.pack("<H", int(self.paths[-1].rpartition("?port=")[2]))
+            path, _, asked = self.paths[-1].partition("?port=")
+            port = struct.pack("<H", int(asked))
             for channel in (b"\0", b"\1"):
                 connection.sendall(_frame(channel + port))
             if self.refuse:
                 connection.sendall(_frame(b"\1" + self.refuse.encode()))
                 return
-            with socket.create_connection(("127.0.0.1", self.target)) as process:
+            with socket.create_connection(("127.0.0.1", self.targets[path.rpartition("/")[2]])) as process:
                 _carry(connection, process)
             connection.sendall(_frame(b"", _CLOSE))
 

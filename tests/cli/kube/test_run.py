@@ -13,22 +13,17 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tartlet_cli.cluster.release import TLS_DOMAIN
 from tartlet_cli.console import exits
-from tests.cli.kube.kube_shell import Shell, file, kubeconfig
-from tests.cli.kube.kubelet import Kubelet
+from tests.cli.kube.kube_shell import Shell, file
+from tests.cli.kube.releases import DOMAIN, RULES, Release, ready, release_up
 from tests.e2e.cluster import Cluster as Roles
 from tests.e2e.cluster import cluster as roles_up
 from tests.e2e.serving import PROGRAMS
-
-NODE = "n1"
-DOMAIN = "prod.somewhere.tartlet.internal"
 
 
 @pytest.fixture(scope="module")
@@ -42,80 +37,10 @@ def roles() -> Iterator[Roles]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-@dataclass
-class Release:
-    """A release as its objects show it, with an editor of the namespace."""
-
-    shell: Shell
-    kubelet: Kubelet
-    editor: Shell
-    role: str
-    pods: list[str] = field(default_factory=list)
-
-    def core(self, method: str, rest: str, body: Any = None, content_type: str = "application/json") -> Any:
-        path = f"/api/v1/namespaces/{self.shell.namespace}/{rest}"
-        return self.shell.server.call(method, path, body, content_type)
-
-
-LABELS = {
-    "app.kubernetes.io/name": "tartlet",
-    "app.kubernetes.io/component": "runtime",
-    "app.kubernetes.io/instance": "prod",
-}
-RULES = [
-    {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["prod-client-tls"], "verbs": ["get"]},
-    {"apiGroups": [""], "resources": ["services", "pods"], "verbs": ["get", "list"]},
-    {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["get", "create"]},
-]
-
-
 @pytest.fixture
 def release(shell: Shell, roles: Roles) -> Iterator[Release]:
-    kubelet = Kubelet(int(roles.runtimes[0].rpartition(":")[2]))
-    kubelet.start(shell.directory)
-    call, space = shell.server.call, shell.namespace
-    node = f"{NODE}-{space}"
-    call("POST", "/api/v1/nodes", {"metadata": {"name": node}})
-    status: dict[str, Any] = {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]}
-    status["daemonEndpoints"] = {"kubeletEndpoint": {"Port": kubelet.port}}
-    call("PATCH", f"/api/v1/nodes/{node}/status", {"status": status}, "application/merge-patch+json")
-    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{space}"
-    call("POST", f"{rbac}/roles", {"metadata": {"name": "editor"}, "rules": RULES})
-    made = Release(shell, kubelet, shell, f"{rbac}/roles/editor")
-    made.core("POST", "serviceaccounts", {"metadata": {"name": "dev"}})
-    subject = {"kind": "ServiceAccount", "name": "dev", "namespace": space}
-    ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "editor"}
-    call("POST", f"{rbac}/rolebindings", {"metadata": {"name": "dev"}, "roleRef": ref, "subjects": [subject]})
-    token = made.core("POST", "serviceaccounts/dev/token", {"apiVersion": "authentication.k8s.io/v1", "spec": {}})
-    config = kubeconfig(shell.server, shell.directory / "dev", space, token["status"]["token"])
-    made.editor = Shell(shell.server, space, shell.directory, config)
-
-    tls = roles.identity("client")
-    files = zip(("tls.crt", "tls.key", "ca.crt"), tls.files, strict=True)
-    data = {name: base64.b64encode(path.read_bytes()).decode() for name, path in files}
-    made.core("POST", "secrets", {"metadata": {"name": "prod-client-tls"}, "data": data})
-    ports = [{"name": "grpc", "port": 7444, "targetPort": "grpc"}]
-    spec: dict[str, Any] = {"selector": LABELS, "ports": ports}
-    notes = {TLS_DOMAIN: DOMAIN}
-    made.core(
-        "POST", "services", {"metadata": {"name": "prod-runtime", "labels": LABELS, "annotations": notes}, "spec": spec}
-    )
-    container = {"name": "runtime", "image": "x", "ports": [{"name": "grpc", "containerPort": 7444}]}
-    pod = {
-        "metadata": {"name": "prod-runtime-0", "labels": LABELS},
-        "spec": {"nodeName": node, "containers": [container]},
-    }
-    made.core("POST", "pods", pod)
-    ready(made, "True")
-    yield made
-    kubelet.stop()
-    call("DELETE", f"/api/v1/nodes/{node}")
-
-
-def ready(release: Release, status: str) -> None:
-    conditions = [{"type": "Ready", "status": status}]
-    body = {"status": {"phase": "Running", "conditions": conditions}}
-    release.core("PATCH", "pods/prod-runtime-0/status", body, "application/strategic-merge-patch+json")
+    with release_up(shell, roles, [roles.runtimes[0]]) as made:
+        yield made
 
 
 SAMPLED = ("hello", "0", "0", "1", "1")
