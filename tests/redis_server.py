@@ -12,6 +12,8 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import trustme
+
 from tests.lacking import lacking
 
 START_S = 20.0
@@ -78,6 +80,24 @@ def redis_server(directory: Path, *options: str) -> Iterator[RedisServer]:
         yield server
     finally:
         server.kill()
+
+
+@contextlib.contextmanager
+def redis_over_tls(directory: Path, *options: str) -> Iterator[tuple[int, Path]]:
+    """A running Redis with a port for TLS; yields this port, and its authority's certificate."""
+    directory.mkdir(exist_ok=True, parents=True)
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(directory / "ca.pem")
+    leaf = authority.issue_cert("localhost", "127.0.0.1")
+    leaf.private_key_pem.write_to_path(directory / "key.pem")
+    leaf.cert_chain_pems[0].write_to_path(directory / "cert.pem")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = int(probe.getsockname()[1])
+    flags = ["--tls-port", str(port), "--tls-auth-clients", "no"]
+    for name, option in (("ca", "ca-cert"), ("cert", "cert"), ("key", "key")):
+        flags += [f"--tls-{option}-file", str(directory / f"{name}.pem")]
+    with redis_server(directory, *flags, *options):
+        yield port, directory / "ca.pem"
 
 
 class SlowProxy:

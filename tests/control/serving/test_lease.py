@@ -7,16 +7,22 @@ from pathlib import Path
 from subprocess import CalledProcessError
 
 import pytest
+import trustme
 
 from tartlet_common.clock import SystemClock
 from tartlet_common.config.settings import ControlSettings
 from tartlet_common.errors.registry import InvalidConfig, LeaseLost
 from tartlet_control.lease.lease import Lease, lease_of
-from tests.redis_server import RedisServer, redis_server
+from tests.redis_server import RedisServer, redis_over_tls, redis_server
 
 
 def made(url: str) -> Lease:
     return lease_of(ControlSettings(lease_url=url, lease_s=0.6), SystemClock())
+
+
+def secured(url: str, password: Path | None, authority: Path) -> Lease:
+    settings = ControlSettings(lease_url=url, lease_s=1.0, lease_password_file=password, lease_ca_file=authority)
+    return lease_of(settings, SystemClock())
 
 
 def nobody(leader: str) -> None:
@@ -117,6 +123,39 @@ async def test_another_control_leads_although_the_memory_of_redis_is_full(tmp_pa
             await second.acquire(nobody)
         for lease in (first, second):
             await lease.release()
+
+
+async def test_a_lease_goes_over_tls_with_a_password_and_to_nobody_else(tmp_path: Path) -> None:
+    other, password, wrong = tmp_path / "other.pem", tmp_path / "password", tmp_path / "wrong"
+    trustme.CA().cert_pem.write_to_path(other)
+    password.write_text("secret\n")
+    wrong.write_text("guess\n")
+    users = ("--user", "tartlet", "on", ">secret", "~*", "+@all", "--user", "default", "off")
+    with redis_over_tls(tmp_path / "redis", *users) as (port, authority):
+        url = f"rediss://tartlet@127.0.0.1:{port}/0"
+        holder, next_one = secured(url, password, authority), secured(url, password, authority)
+        async with asyncio.timeout(20):
+            epoch = await holder.acquire(nobody)
+            keeping = asyncio.ensure_future(holder.keep())
+            await asyncio.sleep(1.1)  # longer than the lease lasts without renewal
+            assert SystemClock().now() < holder.until
+            keeping.cancel()
+            await holder.release()
+            for refused in (
+                secured(url, wrong, authority),
+                secured(url, None, authority),
+                secured(url, password, other),
+                secured(f"redis://tartlet@127.0.0.1:{port}/0", password, authority),
+            ):
+                leads = asyncio.ensure_future(refused.acquire(nobody))
+                await asyncio.sleep(0.5)  # nobody holds the lease
+                assert not leads.done()
+                while not leads.done():
+                    leads.cancel()  # which the client may lose
+                    await asyncio.sleep(0.01)
+                await refused.release()
+            assert await next_one.acquire(nobody) > epoch
+            await next_one.release()
 
 
 def test_a_lease_url_must_be_known_and_hold_no_password() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,7 @@ from tartlet_runtime.journal.redis_client import make_client
 from tartlet_runtime.journal.redis_store import RedisStore
 from tartlet_runtime.journal.space import Space
 from tartlet_runtime.journal.store import JournalStore, Part, Turn
-from tests.redis_server import RedisServer, redis_server, slow_proxy
+from tests.redis_server import RedisServer, redis_over_tls, redis_server, slow_proxy
 from tests.runtime.harness import until
 
 
@@ -301,30 +300,20 @@ async def test_the_password_comes_from_a_file_and_never_from_the_url(tmp_path: P
 
 async def test_redis_over_tls_is_trusted_by_its_authority_alone(tmp_path: Path) -> None:
     """A journal goes over TLS as the user of the URL, and nowhere if the server's certificate is another CA's."""
-    authority, other = trustme.CA(), trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    other.cert_pem.write_to_path(tmp_path / "other.pem")
-    leaf = authority.issue_cert("localhost", "127.0.0.1")
-    leaf.private_key_pem.write_to_path(tmp_path / "key.pem")
-    leaf.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    other = tmp_path / "other.pem"
+    trustme.CA().cert_pem.write_to_path(other)
     password = tmp_path / "password"
     password.write_text("secret\n")
-    (tmp_path / "tls").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    options = [f"--tls-{name}-file={tmp_path / name}.pem" for name in ("cert", "key")]
-    flags = [word for option in options for word in option.split("=")]
-    flags += ["--tls-ca-cert-file", str(tmp_path / "ca.pem"), "--tls-auth-clients", "no", "--tls-port", str(port)]
-    flags += ["--user", "tartlet", "on", ">secret", "~tartlet:journal:*", "+@all", "--user", "default", "off"]
-    with redis_server(tmp_path / "tls", *flags):
+    users = ("--user", "tartlet", "on", ">secret", "~tartlet:journal:*", "+@all", "--user", "default", "off")
+    with redis_over_tls(tmp_path / "tls", *users) as (port, authority):
         url = f"rediss://tartlet@127.0.0.1:{port}/0"
-        async with running(make_client(url, password, tmp_path / "ca.pem")) as store:
+        async with running(make_client(url, password, authority)) as store:
             runtime = Runtime(store)
             await runtime.begin("secured")
             runtime.add(secured=b"told")
             await runtime.settle()
             assert (await store.read("secured")).data == header("secured") + b"told"
-        for file, word in ((tmp_path / "other.pem", "CERTIFICATE"), (tmp_path / "ca.pem", "")):
+        for file, word in ((other, "CERTIFICATE"), (authority, "")):
             given = password if word else None
             async with running(make_client(url, given, file)) as store:
                 assert (store.name, word in store.trouble) == ("", True), store.trouble
