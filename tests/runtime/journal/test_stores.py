@@ -194,7 +194,7 @@ async def test_what_an_earlier_copy_had_under_way_does_not_concern_the_copy_that
         a = name(first)
         async with Streams(redis).runtime() as one:
             await one.begin(a)
-            send = one.store._send  # type: ignore[union-attr]
+            send = one.store._send  # type: ignore[attr-defined]
 
             async def held(
                 call: object, send: Callable[..., Any] = send, *, sent_first: bool = first == "entries"
