@@ -168,6 +168,7 @@ class Lifecycle:
             if existing not in ("", request.program_id):  # else: it is asked for again, its start went unheard
                 return existing
             self.families.check(request)
+            self._check_place(request)
         program = ProgramState(request.program_id, request.handle, session, self._model_for(request))
         program.asked_model = request.model
         program.pauses = Pauses(request.pauses)
@@ -217,10 +218,11 @@ class Lifecycle:
         names = (request.program_id, request.tenant, request.idempotency_key, request.name, request.digest)
         if max(map(len, (*names, request.model, request.pool))) > _MAX_TEXT:
             raise InvalidArgument(argument="ProgramStart", detail=f"a text is longer than {_MAX_TEXT} characters")
-        before = self.ended_at.get(request.program_id)
-        if request.running or (before is not None and before.next_after):
-            return  # what runs, or goes on with its next run, never ends for its place; it counts against launches
-        if not has_place(self._of_tenant, request.tenant, self._max_programs, self._weights):
+
+    def _check_place(self, request: StartRequest) -> None:
+        before = self.ended_at.get(request.program_id)  # its next run never ends for its place, but counts for launches
+        has_own = before is not None and bool(before.next_after)
+        if not has_own and not has_place(self._of_tenant, request.tenant, self._max_programs, self._weights):
             raise Overloaded(what="control's program table", limit=self._max_programs)
 
     def locate(self, program_id: str, scope: Scope) -> tuple[str, int]:
@@ -344,10 +346,8 @@ class Lifecycle:
             program.session.outbox.keeps.pop(program.handle, None)
         for place in program.places.values():
             place.forget()
-        program.queues, program.places = (
-            {},
-            {},
-        )  # they refer to the program, which should not wait for the garbage collector
+        # they refer to the program, which should not wait for the garbage collector
+        program.queues, program.places = {}, {}
 
     def _ended_where(self, program_id: str, ended: Ended) -> None:
         self.ended_at[program_id] = ended

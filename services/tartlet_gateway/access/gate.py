@@ -21,7 +21,7 @@ from tartlet_gateway.access.rates import Rate, Refusal, Tenant, share
 from tartlet_gateway.http.exchange import ClientGoneError, Exchange, Headers, Outcome
 from tartlet_gateway.http.subprotocol import key_of
 from tartlet_gateway.http.traced import trace_of
-from tartlet_gateway.openai.errors import ApiError, answer
+from tartlet_gateway.openai.errors import JSON, ApiError, answer
 from tartlet_gateway.programs.errors import TypedError
 from tartlet_gateway.runs.caller import Caller, Place, set_caller
 
@@ -33,6 +33,8 @@ COUNTED_BELOW: Final = "/v1/responses/"
 """Requests below it count for the rate of requests, whatever their method: long responses are read there."""
 RUNS_NOTHING: Final = re.compile(r"/v1/(programs/[^/]+/messages|responses/[^/]+/cancel|sessions)")
 """POST requests that count for the rate of requests alone: programs that run must get their messages."""
+LAUNCHES: Final = "/v1/programs"
+"""Where programs are launched; the body may have the idempotency key of one that counts already."""
 NO_LONGER_ALLOWED: Final = 1008
 """The close code of a WebSocket whose key is no longer valid."""
 MOST_OPEN: Final = 1000
@@ -109,6 +111,7 @@ class Gate:
         tenant = self._tenant(identity.tenant, began_s)
         admission = _Admission(tenant, self._clock)
         caller.admit = admission.admit
+        caller.claim = admission.claim
         caller.outlive = admission.outlive
         caller.hold = admission.hold
         outcome, accepted = Outcome(scope), 0
@@ -129,12 +132,12 @@ class Gate:
         self._open[identity.tenant] += 1
         try:
             if scope["method"] == "POST" and not RUNS_NOTHING.fullmatch(scope["path"]):
-                admission.admit()
+                admission.admit(waits=scope["path"] == LAUNCHES)
             elif _is_counted(scope) and (refused := tenant.ask(began_s)) is not None:
                 raise _TooManyError(refused)
             await self._app(scope, receive, told)
         except _TooManyError as e:
-            await _refuse(Exchange(scope, receive, told), e, e.waits)
+            await answer(Exchange(scope, receive, told), e)
         finally:
             self._open[identity.tenant] -= 1
             if not self._open[identity.tenant]:
@@ -166,10 +169,12 @@ class _Admission:
     def __init__(self, tenant: Tenant, clock: Callable[[], float]) -> None:
         self._tenant = tenant
         self._clock = clock
-        self._admitted = self._outlived = False
+        self._admitted = self._outlived = self._waits = False
 
-    def admit(self) -> None:
-        """Count the request, or a launch of its connection.
+    def admit(self, key: str = "", *, waits: bool = False) -> None:
+        """Count the request, or a launch of its connection with an idempotency key.
+
+        `waits`: one for which there is no place waits for `claim`, if a key may name a program that has a place.
 
         Raises:
             _TooManyError: the tenant may have none now.
@@ -177,10 +182,22 @@ class _Admission:
         if self._admitted:  # the launch before this one has failed
             self._tenant.end(0, self._clock())
             self._admitted = False
-        refused = self._tenant.admit(self._clock())
-        if refused is not None:
+        refused = self._tenant.admit(self._clock(), key)
+        if refused is None:
+            self._admitted, self._waits = True, False
+        elif waits and refused.what == "concurrency" and self._tenant.keys:
+            self._waits = True
+        else:
             raise _TooManyError(refused)
-        self._admitted = True
+
+    def claim(self, key: str) -> None:
+        """Count the request if it waits for that, now that its idempotency key is known.
+
+        Raises:
+            _TooManyError: the tenant may have none now.
+        """
+        if self._waits:
+            self.admit(key)
 
     def outlive(self) -> Callable[[int], None]:
         """Let the request's run count on its own; return what is to be called with its tokens at its end."""
@@ -188,12 +205,12 @@ class _Admission:
         self._admitted, self._outlived = False, True
         return end
 
-    def hold(self) -> Place | None:
-        """Let the program that the request launches count until its end, in place of the request."""
+    def hold(self, key: str) -> Place | None:
+        """Let the program that the request launches with a key count until its end, in place of the request."""
         if not (self._admitted and self._tenant.rate.concurrency):
             return None
         self._admitted = False
-        return Place(self._tenant.hold(), lambda: self._tenant.refusals)
+        return Place(self._tenant.hold(key), lambda: self._tenant.refusals)
 
     def end(self, tokens: int) -> None:
         """Count the request as ended."""
@@ -236,10 +253,13 @@ class _TooManyError(ApiError):
             )
         super().__init__(429, f"{told} Please try again in {wait_s:.3g}s.", code="rate_limit_exceeded")
         self._refusal = refusal
-        self.waits: Headers = [
-            (b"retry-after", str(math.ceil(wait_s)).encode()),
-            (b"retry-after-ms", str(math.ceil(wait_s * 1e3)).encode()),
-        ]
+        self._wait_s = wait_s
+
+    @property
+    def headers(self) -> Headers:
+        """The reply's headers, with the time that is to be waited."""
+        seconds, ms = math.ceil(self._wait_s), math.ceil(self._wait_s * 1e3)
+        return [JSON, (b"retry-after", str(seconds).encode()), (b"retry-after-ms", str(ms).encode())]
 
     @property
     def body(self) -> dict[str, Any]:
@@ -252,11 +272,6 @@ class _TooManyError(ApiError):
             )
         typed = TypedError(Overloaded(what=what, limit=refusal.limit)).body["error"]["tartlet"]
         return {"error": super().body["error"] | {"tartlet": typed}}
-
-
-async def _refuse(exchange: Exchange, error: ApiError, headers: Headers) -> None:
-    names = {name for name, _ in headers}
-    await answer(exchange, error, [*(pair for pair in error.headers if pair[0] not in names), *headers])
 
 
 def _note(scope: Scope, caller: Caller, status: int, took_s: float) -> None:

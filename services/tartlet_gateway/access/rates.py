@@ -5,6 +5,7 @@ Each gateway keeps its own buckets and gets its share of a tenant's rate, so no 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -74,6 +75,7 @@ class Tenant:
         self.running = 0
         self.programs = 0  # of these
         self.refusals = 0  # because all places were taken
+        self.keys: Counter[str] = Counter()  # idempotency keys of the launched programs that count
         self._counted: dict[str, None] = {}  # runs, the last ones counted behind
         self._set(rate, now_s)
 
@@ -87,9 +89,12 @@ class Tenant:
         if rate != self.rate:
             self._set(rate, now_s)
 
-    def admit(self, now_s: float) -> Refusal | None:
-        """Count one more request under way, or say why it may not run."""
-        if self.rate.concurrency and self.running >= self.rate.concurrency:
+    def admit(self, now_s: float, key: str = "") -> Refusal | None:
+        """Count one more request under way, or say why it may not run.
+
+        A launch whose idempotency key names a program that counts already needs no free place: it starts nothing.
+        """
+        if self.rate.concurrency and self.running >= self.rate.concurrency and key not in self.keys:
             self.refusals += 1
             return Refusal("concurrency", self.rate.concurrency, 1.0, self.programs)
         if self.tokens is not None and (wait_s := self.tokens.wait_s(1, now_s)):
@@ -112,23 +117,34 @@ class Tenant:
         self.running -= 1
         self.count(tokens, now_s)
 
-    def hold(self) -> Callable[[], None]:
+    def hold(self, key: str = "") -> Callable[[], None]:
         """Count a program in place of an admitted request; return what is to be called once, at the program's end.
+
+        `key`: the program's idempotency key.
 
         Example:
             >>> tenant = Tenant(Rate(concurrency=1), 0.0)
             >>> tenant.admit(0.0)
-            >>> release = tenant.hold()
+            >>> release = tenant.hold("key")
             >>> refused = tenant.admit(0.0)
-            >>> release()
+            >>> tenant.admit(0.0, "key"), tenant.running  # the same launch again
+            (None, 2)
+            >>> tenant.end(0, 0.0), release()
+            (None, None)
             >>> refused, tenant.running
             (Refusal(what='concurrency', limit=1, wait_s=1.0, programs=1), 0)
         """
         self.programs += 1
+        if key:
+            self.keys[key] += 1
 
         def release() -> None:
             self.programs -= 1
             self.running -= 1
+            if key:
+                self.keys[key] -= 1
+                if not self.keys[key]:
+                    del self.keys[key]
 
         return release
 

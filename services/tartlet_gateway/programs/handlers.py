@@ -35,6 +35,7 @@ async def launch(call: Call) -> Answer | None:
     session = request.in_session(call.exchange.scope["headers"], call.caller.tenant)
     spec = request.spec(session, (call.exchange.header(b"idempotency-key") or b"").decode("latin-1"))
     call.caller.model = spec.model
+    call.caller.claim(spec.idempotency_key)
     if request.tied:
         run = await call.client.run(spec=spec)
         call.caller.program_id = run.program_id

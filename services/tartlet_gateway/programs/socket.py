@@ -153,7 +153,7 @@ class _Connection:
 
     async def _launched(self, program: Launch) -> tartlet.Run:
         spec = program.spec(program.in_session(self._scope["headers"], self._caller.tenant))
-        self._caller.admit()
+        self._caller.admit(spec.idempotency_key)
         if program.tied:
             return await self._client.run(spec=spec)
         accepted = await self._lasting.launch(self._client, self._caller, spec)

@@ -12,7 +12,7 @@ from tartlet_gateway.runs.events import Counted
 _KEY: Final = "tartlet.caller"
 
 
-def _nothing() -> None:
+def _nothing(_key: str) -> None:
     """No-op: without keys there are no bounds."""
 
 
@@ -33,7 +33,7 @@ class Place(NamedTuple):
     refusals: Callable[[], int]
 
 
-def _unbounded() -> Place | None:
+def _unbounded(_key: str) -> Place | None:
     """Return None: without keys there are no bounds."""
     return None
 
@@ -54,12 +54,15 @@ class Caller:
         program_id: The run.
         tokens: The run's tokens, those of the prompt and those generated, once its end was seen or
             its reader left.
-        admit: Counts a launch over a WebSocket against the tenant's bounds, as a request that lasts as long as the
-            connection. Raises an error with status 429 if there may be none now.
+        admit: Counts a launch over a WebSocket, with its idempotency key, against the tenant's bounds, as a request
+            that lasts as long as the connection. Raises an error with status 429 if there may be none now.
+        claim: Is told the idempotency key of a launch before it begins. Raises an error with status 429 if the tenant
+            may have none now, unless the key names a program that counts already.
         outlive: Lets the run of this request count against the tenant's bounds beyond the request. Returns what is to
             be called with the run's tokens at its end.
-        hold: Lets the program that this request launches count against `concurrency` until its end, and the request no
-            longer. Returns the program's place; None: there is no such bound. Tokens count as without it.
+        hold: Lets the program that this request launches with an idempotency key count against `concurrency` until its
+            end, and the request no longer. Returns the program's place; None: there is no such bound. Tokens count as
+            without it.
         ended: Is told the id of a program whose end this request has seen.
     """
 
@@ -69,9 +72,10 @@ class Caller:
     model: str = ""
     program_id: str = ""
     tokens: int = 0
-    admit: Callable[[], None] = _nothing
+    admit: Callable[[str], None] = _nothing
+    claim: Callable[[str], None] = _nothing
     outlive: Callable[[], Callable[[int], None]] = _uncounted
-    hold: Callable[[], Place | None] = _unbounded
+    hold: Callable[[str], Place | None] = _unbounded
     ended: Callable[[str], None] = _unwatched
 
     def saw(self, run: tartlet.Run, usage: Counted) -> None:

@@ -59,7 +59,7 @@ class Lasting:
         Raises:
             TartletError: the launch was refused.
         """
-        place = caller.hold()
+        place = caller.hold(spec.idempotency_key)
         if place is None:
             return await client.launch(spec=spec)
         return await asyncio.shield(self._task(self._launch(client, caller.tenant, spec, place)))

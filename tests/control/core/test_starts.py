@@ -13,6 +13,8 @@ from tartlet_common.errors.registry import Overloaded
 from tartlet_control.core.core import Core
 from tartlet_control.core.lifecycle import StartRequest
 from tartlet_control.core.runtimes.searches import Found
+from tartlet_control.core.sessions import BEGINS_S
+from tartlet_control.tables.keys import RETURN_S
 from tartlet_control.tables.programs import RuntimeSession
 
 PLACES = 16
@@ -51,6 +53,21 @@ def test_the_last_places_are_for_tenants_below_their_share() -> None:
     assert len(launch(core, session, "calm", 2)) == 1, "one is for a tenant without any"
     assert len(launch(core, session, "third", 2)) == 1
     assert by_tenant(core) == {"flood": 14, "calm": 1, "third": 1}
+
+
+def test_a_key_names_its_program_though_all_places_are_taken() -> None:
+    core, session = core_of()
+    assert isinstance(core.clock, ManualClock)
+    core.clock.advance(RETURN_S)
+    [first] = launch(core, session, "flood", 1, idempotency_key="k")
+    launch(core, session, "flood", PLACES)
+    core.clock.advance(BEGINS_S)
+    session.outbox.notices.started.clear()
+    core.on_start(session, StartRequest(900, "again", tenant="flood", idempotency_key="k"))
+    core.on_start(session, StartRequest(901, "other", tenant="flood", idempotency_key="another"))
+    [(_, error, named), (_, full, _)] = session.outbox.notices.started
+    assert (error, named) == (None, first.program_id)
+    assert isinstance(full, Overloaded)
 
 
 def test_two_floods_leave_places_for_many_others() -> None:

@@ -104,6 +104,29 @@ def test_a_program_counts_though_its_client_leaves_and_no_longer_once_it_is_kill
     until(lambda: not is_refused(http))
 
 
+def test_a_launch_that_is_repeated_with_its_key_needs_no_free_place(
+    keyed: tuple[OwnGateway, str], http: httpx.Client
+) -> None:
+    own, key = keyed
+    launch = WAITS | {"idempotency_key": "again"}
+    program = http.post("/v1/programs", json=launch).json()["id"]
+    named = {"idempotency-key": "again"}
+    for again in (http.post("/v1/programs", json=launch), http.post("/v1/programs", json=WAITS, headers=named)):
+        assert (again.status_code, again.json()) == (201, {"object": "program", "id": program})
+    with tartlet.Client(own.url, key=key) as client:
+        spec = tartlet.LaunchSpec(tartlet.Source.python(WAITS["source"]), idempotency_key="again")
+        assert client.launch(spec=spec).program_id == program
+    offered = [Subprotocol("tartlet"), Subprotocol(f"tartlet.key.{key}")]
+    with connect(f"ws://127.0.0.1:{own.port}/v1/programs/socket", subprotocols=offered) as socket:
+        socket.send(json.dumps({"type": "launch", "program": launch}))
+        assert json.loads(socket.recv(20))["id"] == program
+    refused = http.post("/v1/programs", json=WAITS | {"idempotency_key": "another"})
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert is_refused(http)
+    assert http.delete(f"/v1/programs/{program}").status_code == 200
+    until(lambda: not is_refused(http))
+
+
 def test_a_launch_that_fails_counts_no_longer(http: httpx.Client) -> None:
     for body in ({"inferlet": "nobody-s"}, {"source": ""}, WAITS | {"model": "none"}):
         assert http.post("/v1/programs", json=body).status_code in (400, 404)
@@ -145,7 +168,7 @@ async def test_a_program_that_no_runtime_lists_counts_for_a_while() -> None:
     runtime, clock, released = Runtime(), Clock(), []
     lasting = Lasting(0.001, clock)
     place = Place(lambda: released.append(1), count().__next__)  # somebody is refused all the time
-    caller = Caller(tenant="a", hold=lambda: place)
+    caller = Caller(tenant="a", hold=lambda _: place)
     runtime.answers.set()
     client: Any = runtime
     runtime.infos = [info("b", "running"), info("c", "running")]
@@ -180,7 +203,9 @@ async def test_runtimes_are_seldom_asked_while_nobody_is_refused() -> None:
     runtime.infos = [info("a", "succeeded"), info("b", "running")]
     client: Any = runtime
     for name in "ab":
-        await lasting.launch(client, Caller(hold=lambda: place), tartlet.LaunchSpec(inferlet="x", idempotency_key=name))
+        await lasting.launch(
+            client, Caller(hold=lambda _: place), tartlet.LaunchSpec(inferlet="x", idempotency_key=name)
+        )
 
     async def looked(now_s: float) -> int:
         clock.now_s = now_s
@@ -199,7 +224,7 @@ async def test_runtimes_are_seldom_asked_while_nobody_is_refused() -> None:
 async def test_a_client_that_leaves_before_the_answer_frees_nothing() -> None:
     runtime, released = Runtime(), []
     lasting = Lasting(0.001)
-    caller = Caller(tenant="a", hold=lambda: Place(lambda: released.append(1), lambda: 0))
+    caller = Caller(tenant="a", hold=lambda _: Place(lambda: released.append(1), lambda: 0))
     client: Any = runtime
     for away in (False, True):
         runtime.answers.clear()
