@@ -111,8 +111,10 @@ class Ranking(Generic[T]):
         The list stays the ranking's own: it is good until the next call of a method.
         """
         if order is not self._order or order.history.version != self._version:
+            changed = order.history.changed_since(self._version) if order is self._order else None
+            anybody = changed is None or None in changed
+            self._due.update({each: None for each in self._of if anybody or (changed and each.key in changed)})
             self._order, self._version = order, order.history.version
-            self._due.update(dict.fromkeys(self._of))
         due = {entry: None for program in self._due for entry in self._of[program].values()}
         self._due.clear()
         while self._by_time and self._by_time[0][0] <= now:

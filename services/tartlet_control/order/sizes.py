@@ -9,8 +9,10 @@ Righter 2009).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -37,6 +39,9 @@ EDGES: Final = np.concatenate(([0.0], LEAST_S * RATIO ** np.arange(BUCKETS)))
 """The buckets' bounds in seconds, float64 `[BUCKETS + 1]`."""
 _MIDDLES: Final = np.where(EDGES[:-1] > 0, np.sqrt(EDGES[:-1] * EDGES[1:]), EDGES[1:] / 2)
 _AGES: Final[list[float]] = EDGES[:-1].tolist()
+_AHEAD: Final = np.tri(BUCKETS, dtype=bool).T
+_REST: Final = np.where(_AHEAD, _MIDDLES - EDGES[:-1, None], 0.0)  # what sizes of each bucket need beyond each age
+_CHANGES: Final = 64
 _PRIOR: Final = np.full(BUCKETS, PRIOR_RUNS / BUCKETS)  # equal mass in each: as likely twice as long as half as long
 
 
@@ -69,18 +74,12 @@ class Sizes:
 
 def gittins(masses: np.ndarray) -> list[float]:
     """Return the index at the lower bound of each bucket, in 1/s, for sizes with these masses (float64 `[BUCKETS]`)."""
-    index: list[float] = []
-    for bucket, age in enumerate(_AGES):
-        of_bucket = masses[bucket:]
-        longer = of_bucket.sum()
-        if longer <= 0:
-            index.append(index[-1] if index else 0.0)
-            continue
-        rest = _MIDDLES[bucket:] - age
-        ended = np.cumsum(of_bucket)
-        served = np.cumsum(of_bucket * rest) + rest * (longer - ended)
-        index.append(float(np.max(ended / served)))
-    return index
+    of_bucket = np.where(_AHEAD, masses, 0.0)  # a row for each age, with the sizes that are longer
+    ended = np.cumsum(of_bucket, axis=1)
+    served = np.cumsum(of_bucket * _REST, axis=1) + _REST * (ended[:, -1:] - ended)
+    best = np.divide(ended, served, out=np.zeros_like(ended), where=served > 0).max(axis=1)
+    none = ended[:, -1] <= 0  # nothing is known to need more: as before
+    return [float(best[at]) for at in np.maximum.accumulate(np.where(none, 0, np.arange(BUCKETS)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +95,16 @@ class _Known:
 class History:
     """What past runs tell of the programs that run now, for each (tenant, name, digest) and for all together."""
 
-    __slots__ = ("_keys", "_known", "_most", "_population", "on_change", "version")
+    __slots__ = ("_changes", "_keys", "_known", "_most", "_of_tenant", "_population", "on_change", "version")
 
     def __init__(self, most_keys: int = 4096) -> None:
-        """`most_keys`: kinds of programs to remember; the one that ended longest ago is forgotten first."""
+        """`most_keys`: kinds of programs to remember.
+
+        Of more kinds, those of the tenant with the most are forgotten, the one that ended longest ago first.
+        """
         self._keys: dict[Key, Sizes] = {}
+        self._of_tenant: dict[str, dict[Key, None]] = {}  # the kinds in the same order
+        self._changes: deque[Key | None] = deque(maxlen=_CHANGES)  # of the last versions
         self._population = Sizes()
         self._known: dict[Key | None, _Known] = {}  # None: of the runs of all programs
         self._most = most_keys
@@ -132,28 +136,62 @@ class History:
                 self._population = sizes
                 self._forget(None)
         elif key not in self._keys and len(self._keys) < self._most:
-            self._keys[key] = sizes
+            if self.is_empty:
+                self._note(None)
+            self._hold(key, sizes)
             self._forget(key)
+
+    def changed_since(self, version: int) -> Collection[Key | None] | None:
+        """Return the kinds of programs whose index may be another than at a version.
+
+        None among them, or in their place: that of any program may be.
+        """
+        count = self.version - version
+        return set(islice(reversed(self._changes), count)) if count <= len(self._changes) else None
 
     def _forget(self, of: Key | None) -> None:
         """Let what was computed of a kind of program, or of all, be computed again."""
         self._known.pop(of, None)
+        self._note(of)
+
+    def _note(self, of: Key | None) -> None:
         self.version += 1
+        self._changes.append(of)
+
+    def _hold(self, key: Key, sizes: Sizes) -> None:
+        """Put a kind of program behind all others."""
+        self._keys.pop(key, None)
+        self._keys[key] = sizes
+        of = self._of_tenant.setdefault(key[0], {})
+        of.pop(key, None)
+        of[key] = None
+
+    def _drop_one(self, tenant: str) -> None:
+        """Forget a kind of program of a tenant, or of the tenant with the most if this one is within its share."""
+        tenants = self._of_tenant
+        if len(tenants[tenant]) * len(tenants) <= self._most:
+            tenant = max(tenants, key=lambda each: len(tenants[each]))
+        oldest = next(iter(tenants[tenant] if len(tenants[tenant]) > 1 else self._keys))
+        of = tenants[oldest[0]]
+        del self._keys[oldest], of[oldest]
+        if not of:
+            del tenants[oldest[0]]
+        self._forget(oldest)
+        self.on_change(oldest)
 
     def ended(self, key: Key, service_s: float, tokens: int = 0) -> None:
         """Note a run of a program that ended after so much service and so many tokens (0: that isn't known)."""
-        sizes = self._keys.pop(key, None)
+        if self.is_empty:
+            self._note(None)
+        sizes = self._keys.get(key)
         if sizes is None:
             sizes = Sizes()
-            self.version += 1  # its programs were judged by the runs of all
-        self._keys[key] = sizes
+            self._note(key)  # its programs were judged by the runs of all
+        self._hold(key, sizes)
         sizes.add(service_s, tokens)
         self._population.add(service_s, tokens)
         if len(self._keys) > self._most:
-            oldest = next(iter(self._keys))
-            del self._keys[oldest]
-            self._forget(oldest)
-            self.on_change(oldest)
+            self._drop_one(key[0])
         for of, runs in ((key, sizes.seen), (None, self._population.seen)):
             known = self._known.get(of)
             if known is not None and runs > known.runs * (1 + REFRESH):

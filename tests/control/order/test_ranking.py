@@ -136,6 +136,29 @@ def test_only_what_changed_is_ranked_again(name: str, monkeypatch: pytest.Monkey
     assert ranked == [threads[7]]
 
 
+def test_a_kind_of_program_that_becomes_known_ranks_only_its_programs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Order("gittins", history=History())
+    for _ in range(100):  # one run more teaches little of all programs
+        order.history.ended(("", "known", ""), 1.0)
+    ranking: Ranking[Thread] = Ranking()
+    threads = [Thread(Program(n, ("", f"kind {n % 50}", ""))) for n in range(500)]
+    for thread in threads:
+        book.waits(thread, 0.0)
+        ranking.add(thread, thread)
+    ranking.ordered(order, 1.0)
+    ranked: list[str] = []
+    rank = Order.rank
+
+    def noted(order: Order, thread: Thread, now: float) -> Rank:
+        ranked.append(thread.program.key[1])
+        return rank(order, thread, now)
+
+    monkeypatch.setattr(Order, "rank", noted)
+    order.history.ended(("", "kind 7", ""), 0.1)
+    assert items(ranking, order, 1.0) == sorted(threads, key=lambda thread: rank(order, thread, 1.0))
+    assert ranked == ["kind 7"] * 10
+
+
 @pytest.mark.parametrize("name", LIVE)
 def test_steps_that_take_the_first_and_bring_them_back_keep_the_order(name: str) -> None:
     order = Order(name, (0.25, 1.0), 2.0)

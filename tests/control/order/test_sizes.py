@@ -55,6 +55,34 @@ def test_history_is_bounded_and_forgets_the_kind_that_ended_longest_ago() -> Non
     assert history.index(("", "a", ""), 0.0) != unknown
 
 
+def test_a_flood_of_kinds_of_programs_leaves_those_of_other_tenants() -> None:
+    history = History(most_keys=64)
+    history.ended(("calm", "agent", "d"), 1.0)
+    for n in range(1000):
+        history.ended(("flood", f"kind {n}", "d"), 1.0)
+        history.ended(("noise", f"kind {n % 8}", "d"), 1.0)
+    assert history.known(("calm", "agent", "d")) is not None
+    assert len([key for key in history.keys if key[0] == "noise"]) == 8
+    for n in range(100):  # as many tenants as have room, and more
+        history.ended((f"tenant {n}", "agent", "d"), 1.0)
+        assert history.known((f"tenant {n}", "agent", "d")) is not None
+    assert len(list(history.keys)) == 64
+
+
+def test_what_a_kind_of_program_teaches_concerns_its_programs_and_no_others() -> None:
+    history = History()
+    history.ended(KEY, 1.0)
+    other = ("tenant", "other", "digest")
+    version = history.version
+    history.ended(other, 1.0)
+    assert history.changed_since(version) == {other}
+    assert history.changed_since(history.version) == set()
+    assert None in (history.changed_since(0) or ()), "with the first run, all programs ceased to go as in plas"
+    for n in range(1000):
+        history.ended(("tenant", f"kind {n}", "digest"), 1.0)
+    assert history.changed_since(version) is None, "too many to tell"
+
+
 def test_old_runs_fade() -> None:
     history = History()
     for service, runs in ((1.0, 2000), (64.0, 2000)):
