@@ -16,6 +16,7 @@ from tartlet_runtime.abi.guest import Delivery, Guest, GuestOutcome, Host, Phase
 from tartlet_runtime.abi.limits import PYTHON_BYTES, ProgramLimits
 from tartlet_runtime.budget.growth import START_BYTES
 from tartlet_runtime.budget.ledger import Ledger, Use
+from tartlet_runtime.budget.turns import Turns
 from tartlet_runtime.guests.build import earlier_guest, python_guest
 from tartlet_runtime.guests.compiled import CompiledSources, Key
 from tartlet_runtime.program.program import MakeGuest, Program
@@ -153,6 +154,7 @@ class WasmGuests:
         self._earlier: dict[str, LinkedModule] = {}  # Python components of earlier releases, by digest
         self._python_error: TartletError | None = None
         self._flags = flags_digest()
+        self._compiling = Turns(1)  # so that no tenant's modules keep another tenant's from the compilers
         try:
             if settings.memory_bytes < PYTHON_BYTES:
                 told = f"memory_bytes is {settings.memory_bytes}, and Python needs at least {PYTHON_BYTES >> 20} MiB"
@@ -245,7 +247,8 @@ class WasmGuests:
         """
         if self._ledger.free_bytes < 2 * LEAST_COMPILER_BYTES:
             self.host.drop_spares()
-        compiled = await self.host.aot.compile_async(spec.source)
+        async with self._compiling.turn(spec.tenant):
+            compiled = await self.host.aot.compile_async(spec.source)
         module = self._modules.get(spec.digest)
         if module is not None:  # another launch that waited for the same compilation was first
             return self._maker(module)

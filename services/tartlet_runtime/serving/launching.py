@@ -14,6 +14,7 @@ from tartlet_common.rpc.error_proto import error_to_proto
 from tartlet_common.rpc.tenancy import Scope
 from tartlet_protos import common_pb2, programs_pb2
 from tartlet_runtime.abi.limits import ProgramLimits
+from tartlet_runtime.budget.turns import Turns
 from tartlet_runtime.forks.cutting import Past, cut, grants_of, launch_of
 from tartlet_runtime.forks.reading import JournalReader
 from tartlet_runtime.forks.recorded import uploaded
@@ -29,7 +30,7 @@ from tartlet_runtime.serving.specs import specify
 log = logging.getLogger(__name__)
 
 _Event = programs_pb2.ProgramEvent
-_COMPILED_AT_ONCE: Final = 4  # of one call's launches: others' come between
+_COMPILED_AT_ONCE: Final = 4  # of one call's launches, and of one tenant's children: others' come between
 _PORTION: Final = 32  # launches between two turns of the loop
 _MOST_PAUSES: Final = 50
 _AT_CONTROL: Final = 4 * _PORTION  # launches that control is to answer before there are more
@@ -48,7 +49,7 @@ class Launching:
         self.sources = sources
         self.reader = reader
         self.recorded = reader.recorded
-        self._slowly = asyncio.Semaphore(_COMPILED_AT_ONCE)  # children
+        self._slowly = Turns(_COMPILED_AT_ONCE)  # children
 
     async def all(self, specs: Sequence[programs_pb2.LaunchSpec], call: Call, scope: Scope) -> None:
         """Launch many."""
@@ -133,7 +134,7 @@ class Launching:
             born: gives the child what it has of its parent, and is told whether the catalogue has an entry for it.
         """
         try:
-            async with self._slowly:
+            async with self._slowly.turn(asked.tenant):
                 asked, source, entry = await self.sources.find(asked)
                 spec = born(specify(asked, source, limits, self._table.durability, entry), entry is not None)
                 maker = self._table.maker(spec) or await self._table.compile(spec)

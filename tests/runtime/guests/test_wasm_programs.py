@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tartlet_runtime.abi.limits import PYTHON_BYTES, default_limits
 from tartlet_runtime.budget.ledger import Ledger
 from tartlet_runtime.guests.sandboxed import WasmGuests
 from tartlet_runtime.program.spans import Spans
+from tartlet_runtime.program.spec import ProgramSpec
 from tartlet_runtime.serving.specs import specify
 from tartlet_runtime.wasm import Compiled, GuestLimits, HostConfig, Phase, WasmHost
 from tests.runtime.bystanders import launch
@@ -200,6 +202,38 @@ async def test_launches_that_wait_for_one_compilation_share_its_module(
         await asyncio.gather(*(guests.prepare(spec) for _ in range(5)))
         assert len(loaded) == 1
     finally:
+        guests.close()
+
+
+async def test_modules_of_one_tenant_never_keep_another_from_the_compilers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(tmp_path)
+    guests = WasmGuests(settings, Ledger(8 << 30))
+    goes_on = threading.Event()
+    compiled_by, module = guests.host.aot.compile, SEND_AND_EXIT.read_bytes()
+
+    def compile_late(wasm: bytes) -> Compiled:
+        if wasm != module:
+            assert goes_on.wait(30)
+        return compiled_by(wasm)
+
+    def spec_of(tenant: str, data: bytes) -> ProgramSpec:
+        asked = programs_pb2.LaunchSpec(tenant=tenant, source=common_pb2.Source(language=WASM, data=data))
+        return specify(asked, asked.source, default_limits(settings))
+
+    monkeypatch.setattr(guests.host.aot, "compile", compile_late)
+    try:
+        others = [module + bytes([0, 2, 1, ord(name)]) for name in "abcd"]  # with a section that says nothing
+        flood = asyncio.gather(*(guests.prepare(spec_of("flood", data)) for data in others))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            await guests.prepare(spec_of("calm", module))
+        assert not flood.done()
+        goes_on.set()
+        await flood
+    finally:
+        goes_on.set()
         guests.close()
 
 
