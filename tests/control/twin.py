@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,10 +105,16 @@ class Twin:
 
     def run(self) -> None:
         """Run the load until all programs have ended."""
+        for _ in self.steps():
+            pass
+
+    def steps(self) -> Iterator[None]:
+        """Run the load until all programs have ended; yields before each moment at which something happens."""
         host = self.host
         for number, trace in enumerate(self.traces):
             self._at(self._begin_s + trace.arrival_s, lambda number=number: self._arrive(number))  # type: ignore[misc]
         while self._events:
+            yield
             now = self._events[0][0]
             host.clock.advance(max(0.0, now - host.clock.now()))
             while self._events and self._events[0][0] <= now:

@@ -1,17 +1,27 @@
-"""A directory's Redis that is killed, emptied, stopped or slow changes no answer, and has everything in the end."""
+"""A directory's Redis that is killed, emptied, stopped or slow changes no answer, and has everything in the end.
+
+What is to be shown of scheduling, and which tests show it while that Redis fails:
+
+| What | Here, in control's core, by each of `FAULTS` | In tests/e2e: killed, emptied and slow |
+|---|---|---|
+| who goes first under each order | `ranks under ORDER`, `gittins` | answers/test_sharing.py, on the demo model |
+| exports, prefixes and their computed tokens, by tenant | `names`, `prefixes`, `placements` | answers/test_sharing.py |
+| a flood leaves another tenant its share and programs | `flood` | roles/test_flood.py |
+
+Figure 2's example, and what holds of every order (it keeps the device busy, starves nobody, ranks totally), is shown of
+pure functions that know no directory. e2e/failures/test_directory.py has processes whose control dies as well.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import pytest
-import redis
 
 from tartlet_common.abi import Op
 from tartlet_common.clock import SystemClock
@@ -24,11 +34,10 @@ from tests.control.harness import Guest, Host
 from tests.control.order.test_shares import SMALL, answer
 from tests.control.sharing.test_names import export, imported, listed
 from tests.control.sharing.test_reuse import PROMPT, ask
-from tests.redis_server import RedisServer, SlowProxy, redis_server, slow_proxy
+from tests.redis_faults import FAULTS, BreakableRedis
+from tests.redis_server import RedisServer, redis_server, slow_proxy
 
 ANSWER_S = 0.3
-DELAYS_S = {"slow": ANSWER_S / 4, "late": 3 * ANSWER_S}
-"""How long each answer of Redis takes: a control waits for the slow ones, and takes the late ones for lost."""
 LONG, SHORT = 20, 4
 """Steps that programs of `ranks` need."""
 Moment = Callable[[], Awaitable[None]]
@@ -166,7 +175,7 @@ _hosts: list[Host] = []
 
 
 def host_of(*args: Any, **settings: Any) -> Host:
-    """Return the host of a scenario, which `disturbed` follows."""
+    """Return a host of a scenario, which `disturbed` follows."""
     _hosts.append(Host(*(args or (BIG,)), **settings))
     _hosts[-1].device_s = 0.01
     return _hosts[-1]
@@ -176,75 +185,63 @@ async def nothing() -> None:
     """Nothing happens to Redis."""
 
 
-class Disturbed:
-    """Follows the host of a scenario at its first moment, breaks Redis at the second, and mends it at the last."""
+@dataclass
+class Followed:
+    """A host whose directory is kept in Redis under a name."""
 
-    def __init__(self, server: RedisServer, proxy: SlowProxy, fault: str, name: str) -> None:
-        self.server = server
-        self.proxy = proxy
+    host: Host
+    name: str
+    follower: Follower
+    task: asyncio.Task[None]
+
+
+class Disturbed:
+    """Follows the hosts of a scenario from its first moment on, and breaks Redis at the second."""
+
+    def __init__(self, redis: BreakableRedis, fault: str, name: str) -> None:
+        self.redis = redis
         self.fault = fault
         self.name = name
         self.moments = 0
-        self.follower: Follower | None = None
-        self._task: asyncio.Task[None] | None = None
+        self.followed: list[Followed] = []
 
     async def moment(self) -> None:
         self.moments += 1
-        if self.follower is None:
-            self.follower = Follower(_hosts[-1].core, self.store(self.proxy.url), SystemClock())
-            await self.follower.load()
-            self._task = asyncio.create_task(self.follower.run())
+        if not self.followed:
+            for number, host in enumerate(_hosts):
+                await self.follow(host, f"{self.name}-{number}")
             await self.has_all()
         elif self.moments == 2:
-            self.break_redis()
+            self.redis.break_by(self.fault)
         await asyncio.sleep(0.05)
 
-    def store(self, url: str = "") -> RedisStore:
-        client = make_client(url or self.server.url, None, None, ANSWER_S, bare=True)
-        return RedisStore(client, self.name, self.moments, ANSWER_S)
+    async def follow(self, host: Host, name: str) -> None:
+        follower = Follower(host.core, self.store(name, self.redis.url), SystemClock())
+        await follower.load()
+        self.followed.append(Followed(host, name, follower, asyncio.create_task(follower.run())))
 
-    def send(self, number: signal.Signals) -> None:
-        assert self.server.process is not None
-        self.server.process.send_signal(number)
+    def store(self, name: str, url: str) -> RedisStore:
+        client = make_client(url, None, None, ANSWER_S, bare=True)
+        return RedisStore(client, name, self.moments, ANSWER_S)
 
     def was_noticed(self) -> bool:
-        assert self.follower is not None
-        return self.follower.counters.losses > 0 or (self.fault == "slow" and self.follower.lag_s < 1)
-
-    def break_redis(self) -> None:
-        match self.fault:
-            case "killed":
-                self.server.kill()
-            case "flushed":
-                with redis.Redis.from_url(self.server.url) as client:
-                    client.flushall()
-            case "stopped":
-                self.send(signal.SIGSTOP)
-            case _:
-                self.proxy.delay_s = DELAYS_S[self.fault]
-
-    def mend_redis(self) -> None:
-        if self.fault == "killed":
-            self.server.start()
-        elif self.fault == "stopped":
-            self.send(signal.SIGCONT)
-        elif self.fault == "late":
-            self.proxy.delay_s = 0.0
+        slow = self.fault == "slow"
+        return all(e.follower.counters.losses > 0 or (slow and e.follower.lag_s < 1) for e in self.followed)
 
     async def has_all(self) -> None:
-        store = self.store()
-        async with asyncio.timeout(20):
-            while await fields(store) != expected(_hosts[-1]):  # noqa: ASYNC110 - Redis tells nobody
-                await asyncio.sleep(0.05)
-        await store.close()
+        for each in self.followed:
+            store = self.store(each.name, self.redis.server.url)
+            async with asyncio.timeout(20):
+                while await fields(store) != expected(each.host):  # noqa: ASYNC110 - Redis tells nobody
+                    await asyncio.sleep(0.05)
+            await store.close()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        for each in self.followed:
+            each.task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        if self.follower is not None:
-            await self.follower.close()
+                await each.task
+            await each.follower.close()
 
 
 async def fields(store: RedisStore) -> dict[str, set[bytes]]:
@@ -257,10 +254,13 @@ async def fields(store: RedisStore) -> dict[str, set[bytes]]:
 
 @contextlib.asynccontextmanager
 async def disturbed(server: RedisServer, fault: str, name: str) -> AsyncIterator[Disturbed]:
+    _hosts.clear()
     async with slow_proxy(server.port) as proxy:
-        made = Disturbed(server, proxy, fault, name)
+        redis = BreakableRedis(server, proxy, ANSWER_S)
+        made = Disturbed(redis, fault, name)
         try:
-            yield made
+            with redis.mended():
+                yield made
         finally:
             await made.close()
             _hosts.clear()
@@ -273,12 +273,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("fault", ["killed", "flushed", "stopped", "slow", "late"])
+@pytest.mark.parametrize("fault", FAULTS)
 async def test_a_fault_of_redis_changes_no_answer(fault: str, scenario: str, server: RedisServer) -> None:
     undisturbed = await SCENARIOS[scenario](nothing)
     async with disturbed(server, fault, f"{scenario}-{fault}") as redis_fault:
         assert await SCENARIOS[scenario](redis_fault.moment) == undisturbed
         assert redis_fault.moments > 2
         await until(redis_fault.was_noticed)
-        redis_fault.mend_redis()
+        redis_fault.redis.mend()
         await redis_fault.has_all()

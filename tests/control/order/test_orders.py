@@ -22,8 +22,8 @@ FIGURE_2 = {"A": (4, 3, 1, 1), "B": (3, 3, 4), "C": (1, 2), "D": (4,)}
 ONE = Costs(fixed_s=1.0, decode_s=0.0, prefill_s=0.0, slots=1, every=1)
 
 
-def chain(name: str, arrival_s: float, steps: tuple[int, ...]) -> Trace:
-    return Trace(name, arrival_s, tuple(((0, n),) for n in steps))
+def chain(name: str, arrival_s: float, steps: tuple[int, ...], prefill: int = 0) -> Trace:
+    return Trace(name, arrival_s, tuple(((prefill, n),) for n in steps))
 
 
 def waits(order: Order) -> list[float]:

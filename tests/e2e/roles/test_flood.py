@@ -1,4 +1,7 @@
-"""One tenant floods an engine, in memory and in device time; another keeps its share, and none of its programs ends."""
+"""One tenant floods an engine, in memory and in device time; another keeps its share, and none of its programs ends.
+
+Nor does that change while the Redis of control's directory fails.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ import pytest
 import tartlet
 from tartlet_common.errors.registry import TenantOverShare
 from tests.e2e.cluster import Cluster, cluster
+from tests.redis_faults import BreakableRedis, breakable_redis
+from tests.run_directory import run_directory
 
 PROGRAM = """# Fills a context with as many tokens as its argument says, and generates without end.
 
@@ -56,11 +61,19 @@ WORKER = ("--pool", "/open", *PAGES, "--fake-step-s", "0.02", "--max-batch-comma
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[Cluster]:
+def redis() -> Iterator[BreakableRedis]:
+    """The Redis of control's directory."""
+    with run_directory() as directory, breakable_redis(directory) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def small(redis: BreakableRedis) -> Iterator[Cluster]:
     """A runtime, and a fake engine with few pages whose steps take few commands."""
+    control = (*CONTROL, "--directory-url", redis.url)
     with (
         tempfile.TemporaryDirectory(prefix="tt-") as directory,
-        cluster(Path(directory), runtimes=1, control_flags=CONTROL, worker_flags=WORKER) as made,
+        cluster(Path(directory), runtimes=1, control_flags=control, worker_flags=WORKER) as made,
     ):
         yield made
 
@@ -85,7 +98,9 @@ async def _until(operator: tartlet.AsyncClient, holds: Callable[[dict[str, list[
         await asyncio.sleep(0.1)
 
 
-async def test_a_flooding_tenant_takes_neither_share_nor_programs_from_another(small: Cluster) -> None:
+async def test_a_flooding_tenant_takes_neither_share_nor_programs_from_another(
+    small: Cluster, redis: BreakableRedis
+) -> None:
     spec = tartlet.LaunchSpec(
         source=tartlet.Source(PROGRAM.encode(), filename="filler.py"), args=[str(TOKENS)], durable=False
     )
@@ -100,14 +115,19 @@ async def test_a_flooding_tenant_takes_neither_share_nor_programs_from_another(s
         few = [await b.launch(spec=replace(spec)) for _ in range(FEW)]
         await _until(operator, lambda now: all(each["sampled_tokens"] > 2 for each in now["b"]))
         before = await _programs(operator)
-        await asyncio.sleep(5)
-        after = await _programs(operator)
+        for fault in ("", "killed", "flushed", "slow"):
+            with redis.mended():
+                if fault:
+                    redis.break_by(fault)
+                await asyncio.sleep(2)
+                after = await _programs(operator)
+            assert (len(after["a"]), len(after["b"])) == (FLOOD, FEW)
+            states = [each["state"] for each in after["a"]]
+            assert "suspended" in states, states
+            assert [each["state"] for each in after["b"]] == ["running"] * FEW
         served = {tenant: _service_s(after[tenant]) - _service_s(before[tenant]) for tenant in "ab"}
         assert served["b"] >= 0.9 * 0.5 * sum(served.values()), served
-        assert (len(after["a"]), len(after["b"])) == (FLOOD, FEW)
-        states = [each["state"] for each in after["a"]]
-        assert "suspended" in states, states
-        assert [each["state"] for each in after["b"]] == ["running"] * FEW
+        assert "the directory isn't kept" in small.roles["control"].log.read_text()
         for client, runs in ((a, flood), (b, few)):
             for run in runs:
                 await client.kill(run.program_id)
