@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
-from concurrent import futures
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx
 import pytest
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 import tartlet
 from tartlet_common.telemetry import names
+from tests.e2e.receiver import Receiver, attributes, receiving
 from tests.e2e.serving import PROGRAMS, Serving, client_of, out, program, serving, tartlet_cli
 from tests.gateway.conftest import free_port
 
@@ -24,55 +21,11 @@ PROMPT = "a secret prompt"
 ROLES = ("runtime", "control", "worker")
 
 
-class Receiver(trace_service_pb2_grpc.TraceServiceServicer, metrics_service_pb2_grpc.MetricsServiceServicer):
-    """An OTLP receiver that keeps everything it gets."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.spans: list[tuple[str, Any]] = []  # service, span
-        self.metrics: dict[str, set[str]] = {}  # service, names
-        self.models: set[str] = set()  # names in metrics
-        self.raw: list[bytes] = []  # requests in the order of arrival
-
-    def Export(self, request: Any, context: Any) -> Any:
-        with self.lock:
-            self.raw.append(request.SerializeToString())
-            if isinstance(request, metrics_service_pb2.ExportMetricsServiceRequest):
-                for resource in request.resource_metrics:
-                    metrics = [m for scope in resource.scope_metrics for m in scope.metrics]
-                    self.metrics.setdefault(_service(resource), set()).update(m.name for m in metrics)
-                    points = [p for m in metrics for p in m.histogram.data_points]
-                    self.models |= {_attributes(p).get("gen_ai.request.model", "") for p in points}
-                return metrics_service_pb2.ExportMetricsServiceResponse()
-            for resource in request.resource_spans:
-                for scope in resource.scope_spans:
-                    self.spans += [(_service(resource), span) for span in scope.spans]
-            return trace_service_pb2.ExportTraceServiceResponse()
-
-
-def _service(resource: Any) -> str:
-    return next(str(a.value.string_value) for a in resource.resource.attributes if a.key == "service.name")
-
-
-def _attributes(told: Any) -> dict[str, str]:
-    return {a.key: a.value.string_value for a in told.attributes}
-
-
-def _number(told: Any, key: str) -> int:
-    return next(int(a.value.int_value) for a in told.attributes if a.key == key)
-
-
 @pytest.fixture
-def receiver() -> Any:
+def receiver() -> Iterator[tuple[Receiver, str]]:
     """A running OTLP receiver and its endpoint."""
-    kept = Receiver()
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(kept, server)  # type: ignore[no-untyped-call]
-    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(kept, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield kept, f"http://127.0.0.1:{port}"
-    server.stop(0).wait()
+    with receiving() as running:
+        yield running
 
 
 def test_one_trace_runs_through_all_four_processes(run_dir: Path, receiver: Any) -> None:
@@ -90,7 +43,7 @@ def test_one_trace_runs_through_all_four_processes(run_dir: Path, receiver: Any)
     assert len(kept.spans) < 100, "spans are per program, call and step, never per token"
     assert "tartlet-control" in kept.metrics
     assert {names.METRIC_AGENT_DURATION, names.METRIC_TOKEN_USAGE} <= kept.metrics["tartlet-runtime"]
-    (agent,) = [_attributes(span) for _, span in kept.spans if span.name == "invoke_agent"]
+    (agent,) = [attributes(span) for _, span in kept.spans if span.name == "invoke_agent"]
     assert agent["gen_ai.request.model"] in kept.models, "the default model has a name"
     assert agent["gen_ai.request.model"] != ""
     assert PROMPT.encode() not in b"".join(kept.raw)
@@ -122,11 +75,11 @@ def test_a_chat_continues_its_clients_trace_and_logs_name_it(run_dir: Path, rece
     assert {service for service, _ in spans.values()} == {f"tartlet-{role}" for role in ("gateway", *ROLES)}
     (request,) = [span for _, span in spans.values() if span.parent_span_id.hex() == parent]
     assert request.name == "POST /v1/chat/completions"
-    assert _attributes(request)["gen_ai.request.model"]
-    assert _attributes(request)["tartlet.program.id"]
+    assert attributes(request)["gen_ai.request.model"]
+    assert attributes(request)["tartlet.program.id"]
     assert all(span is request or span.parent_span_id in spans for _, span in spans.values())
     others = [span for service, span in kept.spans if service == "tartlet-gateway" and span.trace_id.hex() != trace]
-    assert [_number(span, "http.response.status_code") for span in others if span.name == request.name] == [404]
+    assert [attributes(span)["http.response.status_code"] for span in others if span.name == request.name] == [404]
     logs = "".join(log.read_text() for log in (server.log, *run_dir.rglob("*.log")))
     assert f'"trace": "{trace}"' in logs, "the audit log names the trace"
     assert PROMPT.encode() not in b"".join(kept.raw)
