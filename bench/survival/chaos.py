@@ -20,6 +20,7 @@ import time
 import uuid
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import tartlet
 from bench.harness import report
@@ -39,7 +40,9 @@ PAUSE_S = (1.0, 6.0)
 GRACE_S = 60.0
 """How long Redis may be away: on a busy machine its start alone takes seconds."""
 FOLLOW_S = 120.0
-"""How long a client tries to launch, follow or tell a program while nobody answers."""
+"""How long a client tries to launch, follow or tell a program while nobody answers, unless the flags say otherwise."""
+MOST_LINES = 40
+"""Most lines of logs that are shown of programs that ended in an error."""
 HELD_S = 30.0
 """How long freed pages may take to be counted as free after the last program."""
 
@@ -54,6 +57,8 @@ class Seen:
     calls: int = 0
     repeated: int = 0
     faults: Counter[str] = field(default_factory=Counter)
+    lost: list[str] = field(default_factory=list)
+    """The ids of the programs that ended in an error."""
     longest_s: float = 0.0
     """Longest time between two events of a program."""
 
@@ -96,10 +101,12 @@ async def follow(client: tartlet.AsyncClient, spec: tartlet.LaunchSpec, tool: To
                     await tool.hear(program_id, line)
     except TartletError as e:
         silent_s = time.monotonic() - last_s
+        seen.lost.append(program_id)
         e.add_note(f"the client of program {program_id} had heard nothing for {silent_s:.0f} s")
         raise
     assert run.ended is not None
     if run.ended.error is not None:
+        seen.lost.append(program_id)
         raise run.ended.error
     return run.ended.result or ""
 
@@ -158,14 +165,24 @@ async def held_pages(client: tartlet.AsyncClient) -> int:
         await asyncio.sleep(0.1)
 
 
+def lines_about(logs: Path, program_ids: list[str]) -> list[str]:
+    """Return what the logs of the roles say of programs."""
+    found = []
+    for file in sorted(logs.iterdir()):
+        lines = file.read_text(errors="replace").splitlines()
+        found += [f"{file.name}: {line}" for line in lines if any(program_id in line for program_id in program_ids)]
+    return found
+
+
 async def measure(args: argparse.Namespace) -> tuple[Seen, int, float]:
     """Run the programs, kill, and return what happened, pages held at the end, and the seconds it took."""
     random.seed(args.seed)
     source = tartlet.Source.from_file(HERE / "guests" / "wanderer.py")
     seen = Seen()
+    patience_s = args.patience_s
     with RedisServer() as redis:
         flags = ["--journal-url", redis.url, "--journal-grace-s", str(GRACE_S)]
-        async with stack_with_spare(flags) as stack, tartlet.AsyncClient(stack.address, retry_s=FOLLOW_S) as client:
+        async with stack_with_spare(flags) as stack, tartlet.AsyncClient(stack.address, retry_s=patience_s) as client:
             await until_engines(client, 2)
             tool = Tool(client, Seen())
             runs = (follow(client, spec_of(source, variant), tool, Seen()) for variant in range(VARIANTS))
@@ -178,6 +195,8 @@ async def measure(args: argparse.Namespace) -> tuple[Seen, int, float]:
                 tasks.create_task(kill(stack, redis, args.kill, end_s, seen))
                 for _ in range(args.programs):
                     tasks.create_task(slot(client, source, expected, end_s, seen))
+            for line in lines_about(stack.log_dir, seen.lost)[:MOST_LINES]:
+                report.progress(f"chaos: {line}")
             return seen, await held_pages(client), time.monotonic() - begin_s
 
 
@@ -218,6 +237,8 @@ def main() -> int:
     parser.add_argument(
         "--programs", type=report.positive, default=PROGRAMS, metavar="N", help="at a time (default %(default)s)"
     )
+    told = "how long a client waits for a program that says nothing (default %(default)s)"
+    parser.add_argument("--patience-s", type=float, default=FOLLOW_S, metavar="S", help=told)
     parser.add_argument("--seed", type=int, default=0, help="of the faults (default %(default)s)")
     args = parser.parse_args()
     install_uvloop()

@@ -1,4 +1,4 @@
-"""Processes are killed at random under durable programs: for seconds here, for two minutes in `make soak`."""
+"""Processes are killed at random under durable programs for two minutes: under 50 here, under 200 in `make soak`."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ def check(counts: dict[str, Any], programs: int, faults: int) -> None:
     assert counts["tool calls"] >= counts["programs that ended"] * 3
 
 
-@pytest.mark.timeout(300)
-def test_no_program_notices_a_few_deaths(run_dir: Path, tmp_path: Path) -> None:
-    flags = ("--seconds", "12", "--programs", "30", "--seed", "3")
-    check(chaos(run_dir, tmp_path / "numbers.json", *flags, timeout_s=250), 30, 2)
+@pytest.mark.timeout(700)
+def test_no_program_notices_two_minutes_of_deaths(run_dir: Path, tmp_path: Path) -> None:
+    # other tests run beside this one, so a program may be silent for longer than on a machine that does nothing else
+    flags = ("--seconds", "120", "--programs", "50", "--seed", "3", "--patience-s", "300")
+    check(chaos(run_dir, tmp_path / "numbers.json", *flags, timeout_s=600), 50, 8)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_no_program_notices_two_minutes_of_deaths(run_dir: Path, tmp_path: Path) -> None:
+def test_none_of_two_hundred_programs_notices_two_minutes_of_deaths(run_dir: Path, tmp_path: Path) -> None:
     check(chaos(run_dir, tmp_path / "numbers.json", "--seconds", "120", timeout_s=800), 200, 10)
