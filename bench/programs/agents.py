@@ -104,10 +104,9 @@ async def measure(repeat: int, length: int, tokens: int, at_once: int, count: in
         ):
             agents = Agents(client, length, tokens)
             kinds: dict[str, Agent] = {"program": agents.program, "driven": agents.driven}
-            for _ in range(2):  # warms up: sandboxes, prefixes
-                some, others = await agents.program(), await agents.driven()
-                if len(some) != len(others):
-                    raise RuntimeError(f"one kind of agent generated {len(some)} tokens, the other {len(others)}")
+            some, others = await agents.program(), await agents.driven()  # warms up: sandboxes, prefixes
+            if len(some) != len(others):
+                raise RuntimeError(f"one kind of agent generated {len(some)} tokens, the other {len(others)}")
             order = list(kinds)
             for turn in range(repeat):
                 for kind in order:
@@ -143,12 +142,12 @@ def tabulated(
 
 def main() -> int:
     """Run the command line."""
-    parser = report.parser("agents", __doc__, repeat=10, plots=False)
+    parser = report.parser("agents", __doc__, repeat=4, plots=False)
     parser.add_argument("--prompt", type=report.positive, default=128, metavar="N", help="tokens (default %(default)s)")
     parser.add_argument("--tokens", type=report.positive, default=24, metavar="N", help="a turn (default %(default)s)")
     parser.add_argument("--at-once", type=report.positive, default=16, metavar="N", help="agents (default %(default)s)")
     parser.add_argument(
-        "--count", type=report.positive, default=64, metavar="N", help="of a load (default %(default)s)"
+        "--count", type=report.positive, default=32, metavar="N", help="of a load (default %(default)s)"
     )
     args = parser.parse_args()
     install_uvloop()

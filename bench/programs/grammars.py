@@ -142,6 +142,7 @@ class Seen:
     """What one kind of samples took and gave."""
 
     turns_s: list[float] = field(default_factory=list)
+    turns_cpu_s: list[float] = field(default_factory=list)  # of this process, its threads of masks included
     tokens: list[np.ndarray] = field(default_factory=list)  # [BATCH] of each step
 
 
@@ -160,10 +161,11 @@ def bench(engine: Engine, turns: int) -> tuple[dict[str, Seen], dict[str, tuple[
     for turn in range(turns + 1):
         report.progress(f"grammars: turn {turn} of {turns}" if turn else "grammars: warming up")
         for name in order:
-            start_s = time.perf_counter()
+            start_s, start_cpu_s = time.perf_counter(), time.process_time()
             seen[name].tokens += [loops[name].go_on() for _ in range(STEPS)]
             if turn:
                 seen[name].turns_s.append(time.perf_counter() - start_s)
+                seen[name].turns_cpu_s.append(time.process_time() - start_cpu_s)
         order.reverse()
     fixed = {
         name: forced(engine, number, np.stack(seen[name].tokens, 1).tolist())
@@ -180,14 +182,17 @@ def tokens_of(turns: int) -> int:
 def tabulated(seen: dict[str, Seen], fixed: dict[str, tuple[int, int]]) -> report.Report:
     """Make the table of costs. Ratios are taken turn by turn."""
     title = f"Samples that follow a grammar, batch {BATCH}, 88M parameters, {quick_dtype()}, one thread"
-    made = report.Report("grammars", title, ["samples", "step ms", "us a token", "cost %", "forced tokens %"])
-    plain = seen["plain"].turns_s
+    made = report.Report(
+        "grammars", title, ["samples", "step ms", "us a token", "cost %", "cost in CPU %", "forced tokens %"]
+    )
+    plain, plain_cpu = seen["plain"].turns_s, seen["plain"].turns_cpu_s
     for name, of in seen.items():
         ratio = statistics.median(a / b for a, b in zip(of.turns_s, plain, strict=True))
         extra_s = statistics.median(a - b for a, b in zip(of.turns_s, plain, strict=True)) / STEPS
         share = 100 * fixed[name][0] / fixed[name][1] if name in fixed else ""
         step_ms = statistics.median(of.turns_s) / STEPS * 1e3
-        made.rows.append((name, step_ms, extra_s / BATCH * 1e6, 100 * (ratio - 1), share))
+        cpu = statistics.median(a / b for a, b in zip(of.turns_cpu_s, plain_cpu, strict=True))
+        made.rows.append((name, step_ms, extra_s / BATCH * 1e6, 100 * (ratio - 1), 100 * (cpu - 1), share))
         if name in fixed:
             made.goals.append(report.Goal(f"cost of {name}, over a step", ratio - 1, GOAL_COST, at_least=False))
     return made
@@ -233,7 +238,7 @@ async def skipped(repeat: int) -> report.Report:
 
 def main() -> int:
     """Run the command line."""
-    parser = report.parser("grammars", __doc__, repeat=8, plots=False)
+    parser = report.parser("grammars", __doc__, repeat=6, plots=False)
     args = parser.parse_args()
     install_uvloop()
     torch.set_num_threads(1)
