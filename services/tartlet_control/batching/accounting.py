@@ -21,11 +21,27 @@ def ready(queue: CommandQueue, arrived: float) -> None:
         book.waits(queue.thread, arrived if idle_since is None else max(arrived, idle_since))
 
 
-def sent(batches: Iterable[list[Command]], queues: Iterable[CommandQueue], order: Order, now: float) -> None:
+def sent(
+    batches: Iterable[list[Command]],
+    queues: Iterable[CommandQueue],
+    waiting: Container[CommandQueue],
+    going: dict[CommandQueue, None],
+    order: Order,
+    now: float,
+) -> None:
     """Note that commands of these queues are in a step from now on. What had starved goes first for a quantum.
 
     A queue whose light commands alone are in the step, while others compute, waits on: the order didn't choose it.
+
+    Args:
+        batches: of the step.
+        queues: of the step's commands.
+        waiting: the queues that have something to send.
+        going: the queues that were in the last step that they could be in; it is kept up to date.
+        order: of programs.
+        now: in seconds.
     """
+    taken: set[CommandQueue] = set()
     computing = {command.queue for commands in batches if commands[0].kind in RUNS_LAYERS for command in commands}
     for queue in queues:
         if computing and queue not in computing and queue.pending:
@@ -35,6 +51,13 @@ def sent(batches: Iterable[list[Command]], queues: Iterable[CommandQueue], order
             book.waits(thread, now)
         chosen(order, thread, now)
         book.runs(thread, now)
+        taken.add(queue)
+    for queue in [queue for queue in going if queue in waiting and queue not in taken]:
+        del going[queue]
+        book.keeps_on(queue.thread, goes_on=False)
+    for queue in taken:
+        going[queue] = None
+        book.keeps_on(queue.thread, goes_on=True)
 
 
 def tokens_of_tenants(batches: Iterable[list[Command]], queues: list[CommandQueue], tokens: int) -> dict[str, int]:

@@ -55,8 +55,8 @@ class Batcher:
     """The queues of one engine that have something to send, its steps in flight, and the policy over both."""
 
     __slots__ = (
-        "_began_s", "_depth", "_limits", "_policy", "in_flight", "look_at", "only", "order", "return_times", "rivals",
-        "shares", "times", "waiting",
+        "_began_s", "_depth", "_going", "_limits", "_policy", "in_flight", "look_at", "only", "order", "return_times",
+        "rivals", "shares", "times", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +77,7 @@ class Batcher:
         self._policy = policy
         self._depth = depth
         self._limits = limits
+        self._going: dict[CommandQueue, None] = {}  # that were in the last step that they could be in
         self._began_s = 0.0  # when the oldest step in flight began to run
 
     @property
@@ -117,6 +118,9 @@ class Batcher:
         """Drop a queue that has ended."""
         self.waiting.discard(queue)
         self.return_times.forget(queue)
+        if queue in self._going:
+            del self._going[queue]
+            book.keeps_on(queue.thread, goes_on=False)
 
     def clear(self) -> list[SentStep]:
         """Drop everything, because the engine is gone. Returns the steps that it will never answer."""
@@ -125,6 +129,9 @@ class Batcher:
         lost = list(self.in_flight)
         self.in_flight.clear()
         self.return_times.clear()
+        for queue in self._going:
+            book.keeps_on(queue.thread, goes_on=False)
+        self._going.clear()
         return lost
 
     # ---- steps --------------------------------------------------------------------------------------------------
@@ -160,7 +167,7 @@ class Batcher:
         """Take note of a step that was sent."""
         if not self.in_flight:
             self._began_s = step.sent_s
-        accounting.sent(step.batches, step.queues, self.order, step.sent_s)
+        accounting.sent(step.batches, step.queues, self.waiting, self._going, self.order, step.sent_s)
         step.charged = self.shares.sent(step.of_tenant)
         self.rivals.sent(step.of_tenant, step.sent_s)
         self.in_flight.append(step)

@@ -42,6 +42,8 @@ class Thread:
     turn_s: float = 0.0
     """Device time of these steps."""
     active: bool = False
+    goes_on: bool = False
+    """The active call was in the last step that it could be in."""
     idle_since: float | None = None
     """Since when the active call has had nothing to compute; None while it waits or computes."""
 
@@ -161,6 +163,13 @@ def serve(thread: Thread, device_s: float, tokens: int = 0) -> None:
     changed(program)
 
 
+def keeps_on(thread: Thread, *, goes_on: bool) -> None:
+    """Note whether a thread's active call was in the step that was formed last."""
+    if thread.goes_on != goes_on:
+        thread.goes_on = goes_on
+        changed(thread.program)
+
+
 def ends_call(thread: Thread, now: float) -> None:
     """Note that a thread has nothing more to compute for now."""
     if thread.active:
@@ -168,7 +177,7 @@ def ends_call(thread: Thread, now: float) -> None:
         program = thread.program
         program.waited_s += thread.waited_s - thread.forgiven[0]
         program.last_completion_s = now
-        thread.active = False
+        thread.active = thread.goes_on = False
         thread.idle_since = None
         thread.turn_steps, thread.turn_s = 0, 0.0
         thread.waited_s = thread.service_s = 0.0

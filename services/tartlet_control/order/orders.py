@@ -1,9 +1,9 @@
 """The orders of programs: each ranks a thread's waiting commands, and the lowest rank goes first (Autellix 4.2).
 
-A rank is (level, time, whether the call waits, number). Calls of one level go by when they began. Of two that began at
-once, the one that computes isn't stopped for the other, and the number of the program makes the ranks of two programs
-differ. `fcfs` and `mlfq` know calls only, and with `mlfq` a call starves by itself; the other orders give all calls of
-a program one level.
+A rank is (level, time, whether a step left the call out, number). Calls of one level go by when they began. Of two that
+began at once, the one that computes isn't stopped for the other, and the number of the program makes the ranks of two
+programs differ. `fcfs` and `mlfq` know calls only, and with `mlfq` a call starves by itself; the other orders give all
+calls of a program one level.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Order:
     def rank(self, thread: Thread, now: float) -> Rank:
         """Return where a thread's waiting command stands. The lowest rank goes first."""
         level, time, number = ORDERS[self.name](self, thread, now)
-        return (-inf if stays(self, thread) else level, time, thread.waits_since is not None, number)
+        stopped = thread.waits_since is not None and not thread.goes_on
+        return (-inf if stays(self, thread) else level, time, stopped, number)
 
 
 def stays(order: Order, thread: Thread) -> bool:

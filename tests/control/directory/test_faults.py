@@ -4,12 +4,13 @@ What is to be shown of scheduling, and which tests show it while that Redis fail
 
 | What | Here, in control's core, by each of `FAULTS` | In tests/e2e: killed, emptied and slow |
 |---|---|---|
+| Figure 2's waits of 18, 18 and 12 steps | `figure_2` | who goes first, as below |
 | who goes first under each order | `ranks under ORDER`, `gittins` | answers/test_sharing.py, on the demo model |
 | exports, prefixes and their computed tokens, by tenant | `names`, `prefixes`, `placements` | answers/test_sharing.py |
 | a flood leaves another tenant its share and programs | `flood` | roles/test_flood.py |
 
-Figure 2's example, and what holds of every order (it keeps the device busy, starves nobody, ranks totally), is shown of
-pure functions that know no directory. e2e/failures/test_directory.py has processes whose control dies as well.
+What holds of every order (it keeps the device busy, starves nobody, ranks totally) is shown of pure functions that know
+no directory. e2e/failures/test_directory.py has processes whose control dies as well.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -29,11 +31,14 @@ from tartlet_control.directory.follower import Follower
 from tartlet_control.directory.redis_store import RedisStore
 from tartlet_control.directory.store import StoreAway
 from tartlet_control.lease.redis_client import make_client
+from tartlet_control.simulation.costs import UNIT
 from tests.control.directory.test_follower import BIG, counts, expected, guest_engine, until
 from tests.control.harness import Guest, Host
+from tests.control.order.test_orders import FIGURE_2, chain
 from tests.control.order.test_shares import SMALL, answer
 from tests.control.sharing.test_names import export, imported, listed
 from tests.control.sharing.test_reuse import PROMPT, ask
+from tests.control.twin import Twin
 from tests.redis_faults import FAULTS, BreakableRedis
 from tests.redis_server import RedisServer, redis_server, slow_proxy
 
@@ -166,9 +171,24 @@ async def ranks(order: str, moment: Moment) -> Answers:
     return [ended, [state.account.service_s for state in states]]
 
 
+async def figure_2(moment: Moment) -> Answers:
+    """The example of Autellix under three orders, each in a core of its own, step by step beside the others."""
+    traces = [chain(name, 0.0, steps, prefill=1) for name, steps in FIGURE_2.items()]
+    quanta = {"fcfs": "1", "mlfq": "0.5,1.5", "plas": "0.5"}
+    twins = {o: Twin(traces, UNIT, order=o, order_quanta_s=q, order_starved_at=0) for o, q in quanta.items()}
+    _hosts.extend(twin.host for twin in twins.values())
+    for step, _ in enumerate(zip_longest(*(twin.steps() for twin in twins.values()))):
+        if step % 4 == 0:
+            await moment()
+    decoded = [sum(steps) for steps in FIGURE_2.values()]
+    waits = {o: [end - n for end, n in zip(twin.response_s, decoded, strict=True)] for o, twin in twins.items()}
+    assert [round(sum(each)) for each in waits.values()] == [18, 18, 12]
+    return [waits]
+
+
 ORDERS = ("fcfs", "mlfq", "plas", "atlas", "gittins")
 SCENARIOS: dict[str, Callable[[Moment], Awaitable[Answers]]] = {
-    **{scenario.__name__: scenario for scenario in (names, prefixes, placements, gittins, flood)},
+    **{scenario.__name__: scenario for scenario in (names, prefixes, placements, gittins, flood, figure_2)},
     **{f"ranks under {order}": partial(ranks, order) for order in ORDERS},
 }
 _hosts: list[Host] = []

