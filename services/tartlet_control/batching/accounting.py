@@ -52,6 +52,8 @@ def sent(
         chosen(order, thread, now)
         book.runs(thread, now)
         taken.add(queue)
+    if order.name == "round-robin":  # calls take turns anyway, and each would be ranked twice a step
+        return
     for queue in [queue for queue in going if queue in waiting and queue not in taken]:
         del going[queue]
         book.keeps_on(queue.thread, goes_on=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 from typing import Final
 
 from tartlet_common.errors.registry import InvalidArgument
@@ -52,13 +53,14 @@ def order_of(
     if name not in LIVE:
         raise InvalidArgument(argument="order", detail=f"{name!r} is none of {', '.join(LIVE)}")
     bounds = tuple(quanta_s)
-    if not 0 < len(bounds) <= MOST_QUANTA or not bounds[0] > 0 or any(not low < high for low, high in pairwise(bounds)):
+    rising = all(low < high for low, high in pairwise((0.0, *bounds, inf)))
+    if not 0 < len(bounds) <= MOST_QUANTA or not rising:
         detail = f"{bounds[:MOST_QUANTA]} must be 1 to {MOST_QUANTA} numbers of seconds above 0 that rise"
         raise InvalidArgument(argument="order_quanta_s", detail=detail)
     if starved_at is None:
         starved_at = usual_starved_at(name)
-    if not starved_at >= 0:
-        raise InvalidArgument(argument="order_starved_at", detail=f"{starved_at} must be at least 0")
+    if not 0 <= starved_at < inf:
+        raise InvalidArgument(argument="order_starved_at", detail=f"{starved_at} must be a number of at least 0")
     if preempt not in PREEMPTS:
         raise InvalidArgument(argument="order_preempt", detail=f"{preempt!r} is none of {', '.join(PREEMPTS)}")
     if not 1 <= every <= MOST_EVERY:

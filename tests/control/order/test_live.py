@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -210,6 +211,12 @@ def test_a_pool_says_when_its_calls_are_stopped_or_takes_what_control_says() -> 
     for wrong in wrongs:
         with pytest.raises(InvalidArgument):
             core.set_order(home.path, "fcfs", (), 0.0, **wrong)
+    for quanta_s in (0.0,), (math.inf,), (math.nan,), (1.0, math.inf), (1.0, math.nan), (2.0, 1.0), (-1.0, 1.0):
+        with pytest.raises(InvalidArgument):
+            core.set_order(home.path, "plas", quanta_s, 0.0)
+    for starved_at in (-1.0, math.inf, math.nan):
+        with pytest.raises(InvalidArgument):
+            core.set_order(home.path, "plas", (), starved_at)
     assert core.batchers[of_pool].order.preempt == own.preempt
 
 
