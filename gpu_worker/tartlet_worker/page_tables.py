@@ -44,8 +44,11 @@ class PageTables:
         self.hidden: dict[int, npt.NDArray[np.bool_]] = {}
         """By table: which slots are hidden. Slots past the end of an array aren't."""
         self.mark = np.zeros(_FIRST_TABLES, np.int64)  # scratch memory of a batch, zero between uses
-        self.changed: list[tuple[int, int, int]] = []
-        """(table, first row, last row + 1) of rows that changed since the copy of `rows` on the device was made."""
+        self.changed: dict[int, tuple[int, int]] = {}
+        """By table: the first and behind the last row that changed since the copy of `rows` on the device was made.
+
+        There is one span for each table, because on a CPU nobody takes the changes.
+        """
 
     def reset(self) -> None:
         """Forget all tables."""
@@ -87,7 +90,8 @@ class PageTables:
             if position is not None and self.plain[table] == slots and len(added) and position[added[0], 0] == slots:
                 self.plain[table] = min(slots + self._filled(slots, position[added]), int(self.limit[table]))
             if end > first:
-                self.changed.append((table, first, end))
+                had = self.changed.get(table, (first, end))
+                self.changed[table] = min(had[0], first), max(had[1], end)
 
     def _filled(self, first: int, position: npt.NDArray[np.int32]) -> int:
         """Return how many slots of rows were written in order, from slot `first` of their table on."""
@@ -155,16 +159,17 @@ class PageTables:
             self.mark = np.zeros(num, np.int64)
 
     def take_changed(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Return the places [N] of entries of `rows`, counted flat, that changed since the last call, and the entries.
+        """Return the places [N] of entries of `rows`, counted flat, that may have changed, and the entries.
 
-        A place that changed twice stands there once, because a device writes equal places in any order.
+        They are those since the last call. No place stands there twice, because a device writes equal places in any
+        order.
         """
         width = self.rows.shape[1]
-        spans = [np.arange(table * width + first, table * width + last) for table, first, last in self.changed]
+        spans = [np.arange(table * width + first, table * width + end) for table, (first, end) in self.changed.items()]
         self.changed.clear()
         if not spans:
             return np.zeros(0, np.int32), np.zeros(0, np.int32)
-        place = np.unique(np.concatenate(spans)) if len(spans) > 1 else spans[0]
+        place = np.concatenate(spans)
         return place.astype(np.int32), self.rows.reshape(-1)[place]
 
     def repeated(self, table: npt.NDArray[np.int32]) -> bool:

@@ -60,6 +60,15 @@ def merge(top, total, sums, other_top, other_total, other_sums):
     return best, total, sums
 
 
+@triton.jit
+def first_seen(lowest, window, over_table, BLOCK: tl.constexpr):
+    """Return the first column, of a block, that a tile whose first token is at `lowest` sees through a window.
+
+    Columns and tokens of a table are in order. Those of a list aren't, so a list is read from its beginning.
+    """
+    return tl.where(over_table, tl.maximum(lowest - window + 1, 0) // BLOCK * BLOCK, 0)
+
+
 @triton.jit(do_not_specialize=["table_width", "listed_width", "window", "runs"])
 def attend(
     q, keys, values, out, run_top, run_total, run_sums,
@@ -117,17 +126,20 @@ def attend(
     sums = tl.zeros([ROWS, DIMS], tl.float32)
     begin = 0
     end = columns
+    least = 0
+    if WINDOW:
+        lowest = tl.load(query_position + first)
+        least = first_seen(lowest, window, over_table, BLOCK)
+        begin = least // RUN * RUN
     if SPLIT:
-        begin = tl.program_id(2) * RUN
-        end = tl.minimum(columns, begin + RUN)
-    elif WINDOW:
-        lowest = tl.load(query_position + first)  # a table's columns and its tokens are in order
-        begin = tl.where(over_table, tl.maximum(lowest - window + 1, 0) // RUN * RUN, 0)
+        run = tl.program_id(2) * RUN
+        begin = tl.maximum(begin, run)  # past the end of a run that lies before the window
+        end = tl.minimum(columns, run + RUN)
     for start in range(begin, end, RUN):
         here_top = tl.full([ROWS], float("-inf"), tl.float32)
         here_total = tl.zeros([ROWS], tl.float32)
         here_sums = tl.zeros([ROWS, DIMS], tl.float32)
-        for low in range(start, tl.minimum(start + RUN, end), BLOCK):
+        for low in range(tl.maximum(start, least), tl.minimum(start + RUN, end), BLOCK):
             column = low + tl.arange(0, BLOCK)
             inside = column < columns
             # No branch may hold a load here: Triton reads blocks ahead, and past a run's end it takes the other branch.
@@ -164,19 +176,20 @@ def attend(
 
     if SPLIT:
         state = ((tile.to(tl.int64) * KV_HEADS + head) * runs + tl.program_id(2)) * ROWS + row
-        tl.store(run_top + state, top)
-        tl.store(run_total + state, total)
-        tl.store(run_sums + state[:, None] * DIMS + dim[None, :], sums)
+        read = row < tl.where(begin < end, ROWS, 0)  # `join_runs` reads no others
+        tl.store(run_top + state, top, mask=read)
+        tl.store(run_total + state, total, mask=read)
+        tl.store(run_sums + state[:, None] * DIMS + dim[None, :], sums, mask=read[:, None] & (dim < DIMS)[None, :])
     else:
         result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
         tl.store(out + of_query[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["runs"])
+@triton.jit(do_not_specialize=["window", "runs"])
 def join_runs(
-    out, run_top, run_total, run_sums, tiles, runs,
+    out, run_top, run_total, run_sums, tiles, query_position, window, runs,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr,
-    ROWS: tl.constexpr, RUN: tl.constexpr, FIELDS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr, FIELDS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Join the runs of one tile and key head in order, and write the result. Arguments as `attend`'s."""
     tile = tl.program_id(0)
@@ -191,7 +204,11 @@ def join_runs(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, DIMS], tl.float32)
-    for run in range(tl.cdiv(columns, RUN)):
+    begin = 0
+    if WINDOW:
+        source = tl.load(tiles + tile * FIELDS + 4)
+        begin = first_seen(tl.load(query_position + first), window, source < 0, BLOCK) // RUN
+    for run in range(begin, tl.cdiv(columns, RUN)):
         state = ((tile.to(tl.int64) * KV_HEADS + head) * runs + run) * ROWS + row
         top, total, sums = merge(
             top, total, sums, tl.load(run_top + state), tl.load(run_total + state),

@@ -173,14 +173,14 @@ class TritonPaged:
         sums = torch.empty(*states, dims, dtype=torch.float32, device=q.device)
         grid = (tiles, kv_heads, p.runs if split else 1)
         shape = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "DIMS": dims}
-        shape |= {"ROWS": p.rows, "RUN": RUN, "FIELDS": TILE_FIELDS}
+        shape |= {"ROWS": p.rows, "BLOCK": BLOCK, "RUN": RUN, "FIELDS": TILE_FIELDS, "WINDOW": window is not None}
         attend[grid](
             q, kv[0], kv[1], out, top, total, sums,
             p.tiles, p.query_position, p.listed, p.positions, p.tables, p.tiles if p.masks is None else p.masks,
             p.tables.shape[-1], p.width, window or 0, dim**-0.5 * math.log2(math.e), p.runs,
-            **shape, PAGE=kv.shape[3], BLOCK=BLOCK, WINDOW=window is not None, MASKS=p.masks is not None, SPLIT=split,
-            WIDE=q.device.type == "cpu", num_stages=stages(dim, kv.element_size()),
+            **shape, PAGE=kv.shape[3], MASKS=p.masks is not None, SPLIT=split, WIDE=q.device.type == "cpu",
+            num_stages=stages(dim, kv.element_size()),
         )  # fmt: skip
         if split:
-            join_runs[tiles, kv_heads](out, top, total, sums, p.tiles, p.runs, **shape)
+            join_runs[tiles, kv_heads](out, top, total, sums, p.tiles, p.query_position, window or 0, p.runs, **shape)
         return out.view(tokens, heads * dim)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -40,10 +40,33 @@ class CudaCapture:
             self._stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             captured = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
-            with _no_garbage(), captured:
-                body()
+            try:
+                with _no_garbage(), captured:
+                    body()
+            except BaseException:
+                torch.cuda.set_stream(before)  # torch 2.11 leaves the captured one the current one
+                _end(graph, torch.cuda.current_device(), self._pool)
+                raise
             before.wait_stream(self._stream)
         return graph.replay
+
+
+_failed: Final[list[torch.cuda.CUDAGraph]] = []
+"""Graphs whose capture CUDA has refused to end: torch's allocator of host memory keeps pointers to them."""
+
+
+def _end(graph: torch.cuda.CUDAGraph, device: int, pool: tuple[int, int]) -> None:
+    """End what `CUDAGraph.capture_end` leaves begun where a forbidden operation has spoilt a capture.
+
+    It then raises before it tells the allocator that the capture is over. Until that is told, memory that several
+    streams use isn't freed, and `torch.cuda.empty_cache` raises; and the graph's share of its pool is never given back.
+    """
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)  # noqa: SLF001 - `torch.cuda.use_mem_pool` ends by the same calls
+    except RuntimeError:  # the capture has ended: its body raised, and no more
+        return
+    torch._C._cuda_releasePool(device, pool)  # noqa: SLF001
+    _failed.append(graph)
 
 
 @contextmanager

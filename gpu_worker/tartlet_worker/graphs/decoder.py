@@ -41,8 +41,8 @@ from tartlet_worker.graphs.rows import I32, DecodeRows, decode_rows
 from tartlet_worker.models.base import Decoder, ForwardPlan
 from tartlet_worker.models.torch_decoder import TorchDecoder
 from tartlet_worker.pools import Pools
-from tartlet_worker.sampling.base import F32, SampleParams, Sampler, Targets, needs_sorting
-from tartlet_worker.sampling.torch_sampler import draw_whole
+from tartlet_worker.sampling.base import F32, LogSums, SampleParams, Sampler, Targets, needs_sorting
+from tartlet_worker.sampling.torch_sampler import draw_whole, log_sums
 from tartlet_worker.transfers import Download
 
 log = logging.getLogger("tartlet.worker")
@@ -91,7 +91,13 @@ class GraphDecoder(Decoder):
     """`Decoder` over the pools of one engine."""
 
     def __init__(
-        self, decoder: TorchDecoder, attention: GraphAttention, pools: Pools, capture: Capture, buckets: tuple[int, ...]
+        self,
+        decoder: TorchDecoder,
+        attention: GraphAttention,
+        pools: Pools,
+        capture: Capture,
+        buckets: tuple[int, ...],
+        log_sums: LogSums = log_sums,
     ) -> None:
         """Allocate the buffers; `capture` captures the graphs.
 
@@ -101,10 +107,11 @@ class GraphDecoder(Decoder):
             pools: of the engine.
             capture: how a graph is captured.
             buckets: numbers of rows, ascending.
+            log_sums: sums the exponentials of which log-probabilities are made.
         """
         self.eager, self.config = decoder, decoder.config
         self.attention, self.pools = attention, pools
-        self._capture, self._buckets = capture, buckets
+        self._capture, self._buckets, self._log_sums = capture, buckets, log_sums
         self._sampled_buckets = up_to(buckets, sampled_rows(self.config.vocab, buckets[-1]))
         width = table_width(self.config.max_position, pools.page_size, buckets[-1])
         self.buffers = Buffers(pools, buckets[-1], width)
@@ -175,7 +182,7 @@ class GraphDecoder(Decoder):
             token = logits.argmax(-1)
         to_token, to_logprob = buffers.answers(rows)
         to_token.copy_(token)
-        to_logprob.copy_(logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(-1))
+        to_logprob.copy_(logits.gather(1, token[:, None])[:, 0] - self._log_sums(logits))
         skipped = buffers.slot_ended.index_select(0, after)
         stopped = (buffers.ints(STOPS, STOPS + MOST_STOPS, rows) == token).any(0)
         buffers.slot_token.index_copy_(0, into, to_token)  # nobody reads the token of an ended slot

@@ -77,6 +77,13 @@ class Targets:
         return stops
 
 
+class LogSums(Protocol):
+    """Sums the exponentials of rows."""
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return log(sum(exp(row))) [N] float32 of rows of logits [N, V] float32."""
+
+
 class Sampler(Protocol):
     """Chooses tokens for rows of logits [N, V] float32."""
 

@@ -8,15 +8,33 @@ import torch
 from torch import Tensor
 
 from tartlet_worker.csr import I64
-from tartlet_worker.sampling.base import F32, SampleParams
+from tartlet_worker.sampling.base import F32, LogSums, SampleParams
 from tartlet_worker.sampling.philox import uniform
+from tartlet_worker.sampling.portions import portions
 
 _NUCLEUS_FIRST = 1024
 """How many candidates are sorted first; if top_p needs more, the whole vocabulary is sorted."""
 
 
+def log_sums(logits: Tensor) -> Tensor:
+    """See `LogSums`. A row's bits may depend on how many rows there are."""
+    return logits.logsumexp(-1)
+
+
+def log_sums_one_by_one(logits: Tensor) -> Tensor:
+    """See `LogSums`. A row's bits depend on nothing else, because each row is a tensor of its own."""
+    sums = logits.new_empty(len(logits))
+    for i, row in enumerate(logits):
+        sums[i] = row.clone().logsumexp(-1)  # at an address that is as round as that of any other
+    return sums
+
+
 class TorchSampler:
-    """`Sampler` on any device."""
+    """`Sampler` on any device. It draws from rows in portions (`portions`), so that memory for them can be kept."""
+
+    def __init__(self, log_sums: LogSums = log_sums) -> None:
+        """`log_sums` sums the exponentials of which log-probabilities are made."""
+        self._log_sums = log_sums
 
     def sample(self, logits: Tensor, params: SampleParams) -> tuple[I64, F32]:
         """See `Sampler`, which documents the method."""
@@ -24,29 +42,32 @@ class TorchSampler:
         rows = np.flatnonzero(params.temperature > 0)
         if len(rows):
             noise = uniform(params.seed[rows], params.position[rows], params.draw[rows])
-            chosen = _draw(logits, params, rows, noise)
+            parts = portions(len(rows), logits.shape[1])
+            chosen = torch.cat([_draw(logits, params, rows[part], noise[part]) for part in parts])
             if len(rows) == len(token):
                 token = chosen
             else:
                 token[torch.from_numpy(rows).to(logits.device)] = chosen
-        logprob = logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(-1)
+        logprob = logits.gather(1, token[:, None])[:, 0] - self._log_sums(logits)
         return token.cpu().numpy(), logprob.cpu().numpy()
 
     def logprobs(self, logits: Tensor, ids: I64) -> F32:
         """See `Sampler`, which documents the method."""
         at = torch.from_numpy(ids).to(logits.device)
-        return np.asarray((logits.gather(1, at) - logits.logsumexp(-1, keepdim=True)).cpu().numpy())
+        return np.asarray((logits.gather(1, at) - self._log_sums(logits)[:, None]).cpu().numpy())
 
     def top(self, logits: Tensor, top_k: int) -> tuple[I64, F32]:
         """See `Sampler`, which documents the method."""
-        best, ids = largest(logits, top_k)
-        return ids.cpu().numpy(), torch.exp(best - logits.logsumexp(-1, keepdim=True)).cpu().numpy()
+        parts = [largest(logits[part], top_k) for part in portions(*logits.shape)]
+        best, ids = (torch.cat(part) for part in zip(*parts, strict=True))
+        return ids.cpu().numpy(), torch.exp(best - self._log_sums(logits)[:, None]).cpu().numpy()
 
 
 def _draw(logits: Tensor, params: SampleParams, rows: npt.NDArray[np.int64], noise: npt.NDArray[np.float64]) -> Tensor:
     """Run steps 2 to 6 for some rows."""
     device, vocab = logits.device, logits.shape[1]
-    mine = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(device)]
+    together = rows[-1] - rows[0] + 1 == len(rows)
+    mine = logits[rows[0] : rows[-1] + 1] if together else logits[torch.from_numpy(rows).to(device)]
     temperature = torch.from_numpy(params.temperature[rows]).to(device)[:, None]
     weights = torch.exp((mine - mine.amax(-1, keepdim=True)) / temperature)  # [R, V]
     top_k = np.where((params.top_k[rows] <= 0) | (params.top_k[rows] > vocab), vocab, params.top_k[rows])
@@ -135,8 +156,8 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     bits of the value, made monotonic, above the id counted down.
     """
     bits = values.view(torch.int32)
-    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
     down = torch.arange(values.shape[1] - 1, -1, -1, device=values.device)
-    keys = (ordered << 32) | down
+    keys = keys.bitwise_left_shift_(32).bitwise_or_(down)
     ids = values.shape[1] - 1 - (keys.topk(count, dim=-1).values & 0xFFFFFFFF)
     return values.gather(1, ids), ids

@@ -18,6 +18,7 @@ from tartlet_common.engine.sample_options import BANNED, SampleOptions
 from tartlet_worker.csr import I64
 from tartlet_worker.history import Histories, Told, penalised
 from tartlet_worker.sampling.base import F32, SampleParams, Sampler
+from tartlet_worker.sampling.portions import portions
 
 
 def sample_with(
@@ -53,8 +54,9 @@ def sample_with(
     if masks:
         _mask(changed, masks)
     token, logprob = sampler.sample(changed, params)
-    if changing:
-        logprob[changing] = sampler.logprobs(logits[changing], token[changing, None])[:, 0]
+    for part in portions(len(changing), logits.shape[1]):
+        rows = changing[part]
+        logprob[rows] = sampler.logprobs(logits[rows], token[rows, None])[:, 0]
     for row in changing:
         if options[row].penalties is not None:
             histories.add(int(slots[row]), int(token[row]))
@@ -88,11 +90,12 @@ def _change(row: Tensor, options: SampleOptions, histories: Histories, slot: int
 
 def _mask(rows: Tensor, masks: Mapping[int, npt.NDArray[np.int32]]) -> None:
     """Make the tokens without a bit in their row's mask impossible, in logits [N, V]."""
-    packed = np.stack(list(masks.values())).view(np.uint8)
-    bits = np.unpackbits(packed, axis=1, bitorder="little", count=rows.shape[1])
-    at = torch.tensor(list(masks), device=rows.device)
-    hidden = torch.from_numpy(bits == 0).to(rows.device)
-    rows[at] = rows[at].masked_fill(hidden, -torch.inf)
+    numbers, packed = list(masks), np.stack(list(masks.values())).view(np.uint8)
+    for part in portions(len(numbers), rows.shape[1]):
+        bits = np.unpackbits(packed[part], axis=1, bitorder="little", count=rows.shape[1])
+        at = torch.tensor(numbers[part], device=rows.device)
+        hidden = torch.from_numpy(bits == 0).to(rows.device)
+        rows[at] = rows[at].masked_fill(hidden, -torch.inf)
 
 
 def _told(sampler: Sampler, row: Tensor, options: SampleOptions) -> Told:

@@ -16,6 +16,9 @@ from tartlet_worker.graphs.decoder import GraphDecoder
 from tartlet_worker.models.base import Decoder
 from tartlet_worker.models.torch_decoder import TorchDecoder
 from tartlet_worker.pools import Pools
+from tartlet_worker.sampling.base import LogSums
+from tartlet_worker.sampling.torch_sampler import log_sums
+from tartlet_worker.torch_engine.memory import give_back_memory
 
 log = logging.getLogger("tartlet.worker")
 
@@ -57,9 +60,17 @@ def obstacle(decoder: Decoder) -> str:
 
 
 def with_graphs(
-    decoder: Decoder, pools: Pools, rows: tuple[int, ...], *, must: bool, progress: Callable[[str], None]
+    decoder: Decoder,
+    pools: Pools,
+    rows: tuple[int, ...],
+    *,
+    must: bool,
+    progress: Callable[[str], None],
+    log_sums: LogSums = log_sums,
 ) -> Decoder:
     """Capture the graphs of a decoder, or return it as it is.
+
+    What a failed capture has taken is given back before steps run without graphs.
 
     Args:
         decoder: the engine's.
@@ -67,9 +78,11 @@ def with_graphs(
         rows: what `buckets` returned.
         must: refuse a decoder that can't be captured, or whose capture fails.
         progress: called with one line about the capture.
+        log_sums: sums the exponentials of which log-probabilities are made.
 
     Raises:
-        InvalidConfig: the decoder can't be captured or its capture fails, and it must be captured.
+        InvalidConfig: the decoder can't be captured or its capture fails, and it must be captured; or the device
+            doesn't compute any more after a capture that failed.
         torch.OutOfMemoryError: it must be captured, and the device has no room for the graphs.
     """
     if not rows:
@@ -82,15 +95,23 @@ def with_graphs(
         return decoder
     assert isinstance(decoder, TorchDecoder)
     attention = cast("GraphAttention", decoder.attention)
+    made: GraphDecoder | None
     try:
-        made = GraphDecoder(decoder, attention, pools, CudaCapture(pools.device), rows)
+        made = GraphDecoder(decoder, attention, pools, CudaCapture(pools.device), rows, log_sums)
         log.info("captured %d graphs of up to %d rows", made.capture(progress), rows[-1])
     except Exception as error:
-        if not must:
-            log.warning("decode steps run without CUDA graphs: the capture failed", exc_info=True)
-            return decoder
-        if isinstance(error, torch.OutOfMemoryError):
+        made = None
+        if must and isinstance(error, torch.OutOfMemoryError):
             raise
-        detail = f"graphs=on: the capture failed: {type(error).__name__}: {error}: use graphs=auto"
+        if must:
+            detail = f"graphs=on: the capture failed: {type(error).__name__}: {error}: use graphs=auto"
+            raise InvalidConfig(role="worker", detail=detail) from error
+        log.warning("decode steps run without CUDA graphs: the capture failed", exc_info=True)
+    if made is not None:
+        return made
+    try:
+        give_back_memory(pools.device)  # now that the error holds no graph any more
+    except RuntimeError as error:
+        detail = f"graphs: the capture failed, and {pools.device} fails since then: {error}: use graphs=off"
         raise InvalidConfig(role="worker", detail=detail) from error
-    return made
+    return decoder

@@ -6,6 +6,7 @@ from typing import Final
 
 from tartlet_worker.checkpoints.model_config import ModelConfig
 from tartlet_worker.graphs.buckets import BYTES_A_LOGIT, sampled_rows, table_width
+from tartlet_worker.sampling.portions import draw_bytes
 
 _GPU_SHARE: Final = 0.9
 """Share of a GPU's spare memory. The rest is for kernels, their workspaces and fragments of the allocator."""
@@ -41,7 +42,8 @@ def batch_bytes(config: ModelConfig, *, tokens: int, commands: int, element_byte
     """Estimate the bytes of the tensors that one batch has at once, from above.
 
     A layer holds the residual, its norm, queries, keys, values and attention's result for each token, or the three
-    tensors of the feed-forward block. The head holds logits of each command twice, in float32.
+    tensors of the feed-forward block. The head holds logits of each command three times in float32: as the model gave
+    them, as options changed them, and their exponentials. Tokens are drawn from a portion of the rows at a time.
 
     Args:
         config: the model's shape.
@@ -51,7 +53,8 @@ def batch_bytes(config: ModelConfig, *, tokens: int, commands: int, element_byte
     """
     attention = 2 * config.heads * config.head_dim + 2 * config.kv_heads * config.head_dim
     layer = 2 * config.dim + max(attention, 3 * config.widest_ffn)
-    return tokens * layer * element_bytes + 2 * 4 * commands * config.vocab
+    logits = 3 * 4 * commands * config.vocab
+    return tokens * layer * element_bytes + logits + draw_bytes(commands, config.vocab)
 
 
 def graph_bytes(config: ModelConfig, *, rows: int, page_size: int, element_bytes: int) -> int:

@@ -34,10 +34,7 @@ from tartlet_worker.models.base import Decoder
 from tartlet_worker.models.c_decoder import CDecoder, supports
 from tartlet_worker.models.torch_decoder import TorchDecoder
 from tartlet_worker.pools import Pools, PoolSizes, page_bytes, pool_bytes
-from tartlet_worker.sampling.base import Sampler
-from tartlet_worker.sampling.c_sampler import CSampler
-from tartlet_worker.sampling.torch_sampler import TorchSampler
-from tartlet_worker.torch_engine import attention_choice, graph_choice
+from tartlet_worker.torch_engine import attention_choice, graph_choice, sampler_choice
 from tartlet_worker.torch_engine.engine import TorchEngine
 from tartlet_worker.torch_engine.fast_path import Machine, resolve_dtype, slow_path_reasons, unserved
 from tartlet_worker.torch_engine.kv_budget import batch_bytes, graph_bytes, kv_bytes
@@ -110,7 +107,7 @@ def load_engine(
     rows = graph_choice.buckets(options.graphs, options.device, options.graph_buckets, options.max_batch_commands)
     path = Path(path)
     config = read_config(path)
-    texts = read_texts(path, config)
+    texts = _texts(path, config)
     adapters = read_adapters(options.adapters, config) if options.adapters or options.live_adapters else None
     options = replace(options, dtype=resolve_dtype(options.dtype, config))
     dtype = DTYPES[options.dtype]
@@ -132,11 +129,10 @@ def load_engine(
         if later:
             checked_room(options.device, held + later)  # beside the weights and attention's workspace
         pools = Pools(sizes, config, dtype, options.device)
-        decoder = graph_choice.with_graphs(decoder, pools, rows, must=options.graphs == "on", progress=progress)
-    said, known = texts.stop_tokens, tuple(t for t in texts.stop_tokens if 0 <= t < config.vocab)
-    if known != said:
-        log.warning("%s: some of the end tokens %s are not in its vocabulary of %d", path, said, config.vocab)
-    texts = replace(texts, stop_tokens=known)
+        sums = sampler_choice.log_sums_for(decoder, batch_invariant=options.batch_invariant)
+        decoder = graph_choice.with_graphs(
+            decoder, pools, rows, must=options.graphs == "on", progress=progress, log_sums=sums
+        )
     spec = engine_spec(path, config, options, sizes, texts)
     spec = with_adapters(spec, [adapter.spec for adapter in adapters or ()], live=options.live_adapters)
     if not texts.tokenizer_json:
@@ -150,7 +146,19 @@ def load_engine(
         spec = replace(spec, host_pages=host.count, host_page_ns=host.measure())
     takes = decoder.adapters if options.live_adapters and isinstance(decoder, TorchDecoder) else None
     loader = None if takes is None else LoraLoader(config, takes)
-    return TorchEngine(spec, decoder, pools, make_sampler(options), texts.tokenizer_json, grammar, host, loader)
+    sampler = sampler_choice.make(options.device, options.kernels, sums)
+    return TorchEngine(spec, decoder, pools, sampler, texts.tokenizer_json, grammar, host, loader)
+
+
+def _texts(path: Path, config: ModelConfig) -> Texts:
+    """Read a model's texts. End tokens that its vocabulary lacks are left out."""
+    texts = read_texts(path, config)
+    known = tuple(t for t in texts.stop_tokens if 0 <= t < config.vocab)
+    if known != texts.stop_tokens:
+        log.warning(
+            "%s: some of the end tokens %s are not in its vocabulary of %d", path, texts.stop_tokens, config.vocab
+        )
+    return replace(texts, stop_tokens=known)
 
 
 def _host_pages(pools: Pools, count: int) -> HostPages | None:
@@ -353,11 +361,6 @@ def _flashinfer_lacks(config: ModelConfig, options: EngineOptions) -> str:
     capability = ".".join(map(str, torch.cuda.get_device_capability(options.device)))
     needs = attention_choice.flashinfer_needs(config, options.dtype)
     return flashinfer_modules.lacks(needs, capability) or flashinfer_modules.load(needs)
-
-
-def make_sampler(options: EngineOptions) -> Sampler:
-    """Make the C sampler if logits are on the CPU and the kernels are built, else the one in torch."""
-    return CSampler() if options.device == "cpu" and options.kernels != "torch" and available() else TorchSampler()
 
 
 def engine_spec(path: Path, config: ModelConfig, options: EngineOptions, sizes: PoolSizes, texts: Texts) -> EngineSpec:

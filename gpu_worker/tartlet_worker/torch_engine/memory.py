@@ -6,6 +6,7 @@ when the memory is used: an engine that touches its whole pool could end other p
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import psutil
@@ -47,6 +48,19 @@ def free_bytes(device: str) -> int:
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     return min(psutil.virtual_memory().available, *(_left(limit, used) for limit, used in _CGROUPS))
+
+
+def give_back_memory(device: str) -> None:
+    """Give a GPU back what tensors that are gone have left in torch's cache; wait for the GPU first.
+
+    Raises:
+        RuntimeError: the GPU doesn't compute any more, or torch can't give memory back.
+    """
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.zeros(1, device=device).add_(1).item()
 
 
 def checked_room(device: str, asked: int) -> int:

@@ -125,18 +125,63 @@ def test_runs_are_side_by_side_only_where_their_states_fit(
 
 def test_a_table_of_many_runs_is_read_where_no_lists_were_sent() -> None:
     # A block that is read ahead of its run must not touch the lists, which aren't there.
-    length, size, pages = 1301, 16, 82
-    table = fresh("triton tables").permutation(pages).astype(np.int32)
+    q, kv = torch.randn(1, 4, 16, device=DEVICE), torch.randn(2, 82, 2, 16, 16, device=DEVICE)
+    attention = TritonPaged(2, DEVICE, group=2)
+    batches = over_table(1301, 1, 16, "triton tables")
+    got, want = (attention.run(attention.prepare(batch), q, kv, None).cpu() for batch in batches)
+    assert torch.equal(got, want)
+
+
+def over_table(length: int, tokens: int, size: int, seed: str) -> tuple[AttentionBatch, AttentionBatch]:
+    """The last tokens of a context, over its table and over the list of the same pages."""
+    pages = -(-length // size)
+    table = fresh(seed).permutation(pages).astype(np.int32)
     rows = torch.from_numpy(table[None].copy()).to(DEVICE)
     over = TableColumns(np.zeros(1, np.int32), np.full(1, -1), SimpleNamespace(table_rows=lambda: rows))  # type: ignore[arg-type]
-    query, indptr = np.array([length - 1], np.int32), np.array([0, 1])
+    query, indptr = np.arange(length - tokens, length, dtype=np.int32), np.array([0, tokens])
     seen = np.where(np.arange(pages * size) < length, np.arange(pages * size), FAR).astype(np.int32)[None]
-    listed = AttentionBatch(indptr, query, table[None], np.array([pages], np.int32), seen)
-    none = AttentionBatch(indptr, query, table[None][:0], np.array([pages], np.int32), seen[:0], tables=over)
-    q, kv = torch.randn(1, 4, 16, device=DEVICE), torch.randn(2, pages, 2, size, 16, device=DEVICE)
-    attention = TritonPaged(2, DEVICE, group=2)
-    got, want = (attention.run(attention.prepare(batch), q, kv, None).cpu() for batch in (none, listed))
-    assert torch.equal(got, want)
+    number = np.array([pages], np.int32)
+    return (
+        AttentionBatch(indptr, query, table[None][:0], number, seen[:0], tables=over),
+        AttentionBatch(indptr, query, table[None], number, seen),
+    )
+
+
+EDGES = (1, 2, 63, 64, 65, 276, 277, 278, 511, 512, 513, 789, 1300, 1301, 1302, 9999)
+"""Windows around a block, a run and the whole of 1,301 columns. The last token is at 1,300: 277 begin at 1,024."""
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_a_window_gives_what_gathering_gives_and_pages_before_it_are_not_read(
+    tokens: int, monkeypatch: pytest.MonkeyPatch, *, side_by_side: bool
+) -> None:
+    monkeypatch.setattr(triton_paged, "SPLIT_TILES", 1 << 30 if side_by_side else 0)
+    length, size = 1301, 16
+    over, listed = over_table(length, tokens, size, "triton windows")
+    attention, truth = TritonPaged(1, DEVICE, group=2), TorchGather(1, DEVICE)
+    q = torch.randn(tokens, 2, 16, device=DEVICE)
+    kv = torch.randn(2, -(-length // size), 1, size, 16, device=DEVICE)
+    prepared, wanted = attention.prepare(over), truth.prepare(listed)
+    for window in EDGES:
+        first = max(0, length - tokens - window + 1) // triton_kernels.BLOCK * triton_kernels.BLOCK
+        spoilt = kv.clone()
+        spoilt[:, listed.pages[0, : first // size].tolist()] = float("nan")
+        got, want = attention.run(prepared, q, spoilt, window), truth.run(wanted, q, kv, window)
+        assert (got - want).abs().max() <= 2e-5, window
+
+
+def test_windows_give_equal_bits_in_turn_and_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    over, _ = over_table(1301, 3, 16, "triton window bits")
+    attention = TritonPaged(1, DEVICE, group=2)
+    q, kv = torch.randn(3, 2, 16, device=DEVICE), torch.randn(2, 82, 1, 16, 16, device=DEVICE)
+    prepared = attention.prepare(over)
+    for window in (1, 64, 277, 600, 1301):
+        said = []
+        for tiles in (0, 1 << 30):
+            monkeypatch.setattr(triton_paged, "SPLIT_TILES", tiles)
+            said.append(attention.run(prepared, q, kv, window))
+        assert torch.equal(*said)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +256,7 @@ from tartlet_worker.attention import triton_kernels as attention
 from tartlet_worker.attention import triton_lists as lists
 from tartlet_worker.models import triton_pointwise as pointwise
 from tartlet_worker.models import triton_store as store
+from tartlet_worker.sampling import triton_log_sums as log_sums
 
 def loads_in_branches(text):
     # Triton reads ahead in a loop, and past the loop's end it takes the other side of a branch.
@@ -239,16 +285,20 @@ for dim, kind in ((128, "*bf16"), (128, "*fp32"), (256, "*bf16"), (256, "*fp32")
     heads = {"HEADS": 32, "KV_HEADS": 8, "DIM": dim}
     tensors = {n: kind for n in ("q", "keys", "values", "out")} | states | {"masks": "*u8", "scale": "fp32"}
     tensors |= {n: "i32" for n in ("table_width", "listed_width", "window", "runs")}
-    shape = heads | {"DIMS": dim, "RUN": attention.RUN, "FIELDS": attention.TILE_FIELDS}
+    shape = heads | {"DIMS": dim, "BLOCK": attention.BLOCK, "RUN": attention.RUN, "FIELDS": attention.TILE_FIELDS}
     number_bytes = {"*bf16": 2, "*fp32": 4}[kind]
-    tiles = ((16, True, False), (64, False, True))
-    for rows, split, masks in tiles[: 1 if attention.key_bytes(dim, number_bytes) >= attention.WIDE_BYTES else 2]:
-        more = {"ROWS": rows, "PAGE": 16, "BLOCK": attention.BLOCK, "WINDOW": masks, "MASKS": masks, "SPLIT": split}
+    wide = attention.key_bytes(dim, number_bytes) >= attention.WIDE_BYTES
+    tiles = [(16, True, False, False), (64, False, True, True)][: 1 if wide else 2]
+    if (dim, kind) == (128, "*bf16"):
+        tiles.append((16, True, True, False))
+    for rows, split, window, masks in tiles:
+        more = {"ROWS": rows, "PAGE": 16, "WINDOW": window, "MASKS": masks, "SPLIT": split}
         reads = attention.stages(dim, number_bytes)
         compiled(attention.attend, tensors, shape | more | {"WIDE": False}, num_stages=reads)
     if kind == "*fp32":
         continue
-    compiled(attention.join_runs, tensors, shape | {"ROWS": 16})
+    for window in (False, True):
+        compiled(attention.join_runs, tensors, shape | {"ROWS": 16, "WINDOW": window})
     taken = {n: kind for n in ("qkv", "query_norm", "key_norm", "cos", "sin", "queries", "keys", "values")}
     taken |= {"page": "*i64", "slot": "*i64", "eps": "fp32", "count": "i32"}
     more = {"HALF": dim // 2, "PAGE": 16, "NORMS": True, "ROWS": store.HEADS_A_PROGRAM}
@@ -260,7 +310,9 @@ gated = {"gate_up": "*bf16", "out": "*bf16", "count": "i32"}
 compiled(pointwise.gate_rows, gated, {"WIDTH": 14336, "BLOCK": pointwise.GATED, "ROWS": 1})
 many = {"COUNTS": 256, "PAGE": 16, "BLOCK": lists.BLOCK}
 compiled(lists.list_pages, {"width": "i32", "rows": "i32"}, many)
-for kernel, names in ((lists.list_pages, {"width", "rows"}), (attention.join_runs, {"runs"})):
+taken = {"logits": "*fp32", "sums": "*fp32", "stride": "i64", "vocab": "i32"}
+compiled(log_sums.sum_rows, taken, {"BLOCK": log_sums.BLOCK}, num_warps=8)
+for kernel, names in ((lists.list_pages, {"width", "rows"}), (attention.join_runs, {"window", "runs"})):
     assert {p.name for p in kernel.params if p.do_not_specialize} == names, "each new number would compile again"
 """
 
@@ -269,8 +321,9 @@ def test_every_kernel_of_the_worker_is_compiled_below(repo: Path) -> None:
     kernels = set()
     for file in (repo / "gpu_worker").rglob("*.py"):
         kernels |= set(re.findall(r"@triton\.jit(?:\(.*\))?\s+def (\w+)", file.read_text()))
-    assert kernels == {"attend", "join_runs", "norm_rope_append", "merge", "norm_rows", "gate_rows", "list_pages"}
-    assert all(f".{name}," in COMPILE for name in kernels - {"merge"})  # `merge` is a part of two of them
+    whole = {"attend", "join_runs", "norm_rope_append", "norm_rows", "gate_rows", "list_pages", "sum_rows"}
+    assert kernels == whole | {"merge", "first_seen"}  # which are parts of two of them
+    assert all(f".{name}," in COMPILE for name in whole)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the other tests compile kernels here")
@@ -281,7 +334,7 @@ def test_every_kernel_compiles_for_an_h100_within_its_shared_memory(repo: Path) 
     env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache), "TRITON_DEFAULT_FP_FUSION": "1"}
     made = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr[-3000:]
-    assert len(made.stdout.split()) == 14
+    assert len(made.stdout.split()) == 18
 
 
 @pytest.mark.parametrize(

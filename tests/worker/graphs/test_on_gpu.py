@@ -7,8 +7,10 @@ import os
 import pytest
 import torch
 
+from tartlet_worker.graphs.capture import CudaCapture
 from tartlet_worker.graphs.decoder import GraphDecoder
 from tartlet_worker.torch_engine.kv_budget import graph_bytes
+from tartlet_worker.torch_engine.memory import give_back_memory
 from tests.worker.graphs.test_graph_decoder import Programs, plain_driver
 from tests.worker.graphs.test_two_in_flight import Rig, compare, compare_pools, drawn, plain
 
@@ -48,6 +50,35 @@ def test_steps_in_flight_tell_what_they_tell_one_at_a_time() -> None:
     compare(rig.run(steps), want)
     compare_pools(engine, one)
     assert len(rig.ahead) > 5
+
+
+def test_after_a_capture_that_fails_memory_comes_back_and_another_one_succeeds() -> None:
+    torch.cuda.empty_cache()
+    stream, before = torch.cuda.current_stream(), torch.cuda.memory_reserved()
+    values = [torch.zeros(4 << 20, device="cuda")]
+
+    def add() -> None:
+        values[0].add_(1)
+
+    def spoilt() -> None:
+        more = values[0] + 1
+        if torch.cuda.is_current_stream_capturing():
+            more.sum().item()  # a graph can't hold that
+
+    first = CudaCapture("cuda")
+    kept = [first.graph(add)]  # its pool is shared
+    with pytest.raises(RuntimeError):
+        first.graph(spoilt)
+    assert torch.cuda.current_stream() == stream
+    kept[0]()
+    give_back_memory("cuda")
+    CudaCapture("cuda").graph(add)()
+    torch.cuda.synchronize()
+    assert values[0].unique().tolist() == [4]  # two captures, each with one run before it and one replay
+    values.clear()
+    kept.clear()
+    give_back_memory("cuda")
+    assert torch.cuda.memory_reserved() <= before + (4 << 20)
 
 
 def test_graphs_hold_no_more_than_the_estimate() -> None:

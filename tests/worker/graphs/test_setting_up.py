@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from tartlet_common.errors.registry import InvalidConfig
 from tartlet_worker.checkpoints.model_config import read_config
+from tartlet_worker.graphs import capture
 from tartlet_worker.graphs.buckets import USUAL, bucket_of, parse, up_to
 from tartlet_worker.page_tables import PageTables
 from tartlet_worker.pools import Pools, PoolSizes
@@ -21,6 +23,7 @@ from tartlet_worker.torch_engine.loader import load_engine
 from tartlet_worker.transfers import Transfers
 from tests.worker.driver import changes
 from tests.worker.families import checkpoint
+from tests.worker.seeds import rng as fresh
 
 
 def test_every_batch_up_to_the_largest_has_a_bucket_little_larger() -> None:
@@ -86,10 +89,43 @@ def test_a_capture_that_fails_leaves_the_decoder_as_it_is_or_is_refused(
         kept = with_graphs(engine.decoder, engine.pools, (1, 2), must=False, progress=lambda _: None)
     assert kept is engine.decoder
     assert "not permitted" in caplog.text
+
+    def fails(_device: str) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graph_choice, "give_back_memory", fails)
+        with pytest.raises(InvalidConfig, match="use graphs=off"):
+            with_graphs(engine.decoder, engine.pools, (1, 2), must=False, progress=lambda _: None)
     for error, expected in ((Broken.error, InvalidConfig), (torch.OutOfMemoryError("full"), torch.OutOfMemoryError)):
         monkeypatch.setattr(Broken, "error", error)
         with pytest.raises(expected):
             with_graphs(engine.decoder, engine.pools, (1, 2), must=True, progress=lambda _: None)
+
+
+def test_a_spoilt_capture_ends_its_share_of_the_pool_and_one_that_ended_keeps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch's allocator refuses to end what doesn't record, and a pool that is released twice ends the process."""
+    recording, held = {(0, 7)}, {(0, 7): 2}
+
+    def end(_device: int, pool: tuple[int, int]) -> None:
+        if pool not in recording:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        recording.remove(pool)
+
+    def release(_device: int, pool: tuple[int, int]) -> None:
+        held[pool] -= 1
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", release)
+    monkeypatch.setattr(capture, "_failed", [])
+    graph: Any = object()
+    for _ in range(2):
+        capture._end(graph, 1, (0, 7))
+        assert not recording
+        assert held == {(0, 7): 1}
+        assert capture._failed == [graph]
 
 
 def test_what_graphs_hold_grows_with_their_rows() -> None:
@@ -123,6 +159,27 @@ def test_changes_of_tables_reach_a_copy_on_a_device() -> None:
     there.view(-1).index_copy_(0, torch.from_numpy(place).long(), torch.from_numpy(page))
     assert np.array_equal(there.numpy(), tables.rows)
     assert not len(tables.take_changed()[0])
+
+
+def test_changes_that_nobody_takes_stay_one_span_a_table_and_are_not_lost() -> None:
+    rng, tables = fresh("changes"), PageTables(page_size=4)
+    tables.change(changes((5, 5, 0, [1] * 60)))  # the array has its size from here on
+    tables.take_changed()
+    there, count = tables.rows.copy(), 0
+    for turn in range(1, 601):
+        table, source = (int(n) for n in rng.integers(0, 6, 2))
+        keep = int(rng.integers(0, int(tables.count[source]) + 1))
+        added = rng.integers(0, 99, int(rng.integers(0, 4)))[: 64 - keep]
+        tables.change(changes((table, source, keep, added.tolist())))
+        count = max(count, len(tables.changed))
+        if turn % 200 == 0:
+            place, page = tables.take_changed()
+            assert len(np.unique(place)) == len(place)
+            there.reshape(-1)[place] = page
+            for t in range(6):
+                used = int(tables.count[t])
+                assert np.array_equal(there[t, :used], tables.rows[t, :used])
+    assert count == 6
 
 
 def test_a_pool_has_room_for_what_nobody_asks_for() -> None:
