@@ -85,8 +85,18 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Engine:
     return engine_from_settings(settings, progress)
 
 
-async def main(settings: WorkerSettings, notify: Notify) -> None:
-    """Load the engine, then serve it until a SIGTERM has drained it."""
+async def main(
+    settings: WorkerSettings,
+    notify: Notify,
+    load: Callable[[WorkerSettings, Callable[[str], None]], Engine] = load,
+) -> None:
+    """Load the engine, then serve it until a SIGTERM has drained it.
+
+    Args:
+        settings: the worker's settings.
+        notify: told how the start goes on.
+        load: loads the engine.
+    """
     notify.set_ready("loading")
     gc.disable()  # importing torch makes a million objects and no garbage: collecting would take a fifth of the import
     try:

@@ -243,14 +243,14 @@ class FlashInfer:
 
     def reaches(self, rows: int, most: int) -> tuple[int, ...]:
         """See `GraphAttention.reaches`. A plan adapts to any length, so one graph serves all."""
-        few = self._of_few(rows)
-        return few.reaches(rows, most) if few is not None else (most,)
+        attends = self.in_graphs(rows)
+        return (most,) if attends is self else attends.reaches(rows, most)
 
     def static(self, rows: StaticRows, reach: int) -> StaticDecode:
         """See `GraphAttention.static`."""
-        few = self._of_few(len(rows.position))
-        if few is not None:
-            return few.static(rows, reach)
+        attends = self.in_graphs(len(rows.position))
+        if attends is not self:
+            return attends.static(rows, reach)
         if self._shared is None or len(self._shared.indices) < rows.pages.numel():
             with torch.inference_mode(mode=False):
                 indices = torch.zeros(rows.pages.numel(), dtype=torch.int32, device=self._device)
@@ -259,9 +259,9 @@ class FlashInfer:
             rows, self._windows, self._shared, self._decode_wrapper, self._plan_static, self._lister()
         )
 
-    def _of_few(self, rows: int) -> GraphAttention | None:
-        """Return what attends in graphs of so few rows that a plan takes longer than it saves; None: FlashInfer."""
-        return self._rest if rows <= FEW_ROWS and isinstance(self._rest, GraphAttention) else None
+    def in_graphs(self, rows: int) -> GraphAttention:
+        """Return what attends in graphs of so many rows: the rest, if a plan of so few takes longer than it saves."""
+        return self._rest if rows <= FEW_ROWS and isinstance(self._rest, GraphAttention) else self
 
     def _lister(self) -> ListPages:
         """Return what lists pages on the device: one kernel of Triton's where the rest is Triton's."""

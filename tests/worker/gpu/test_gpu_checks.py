@@ -13,8 +13,11 @@ import torch
 
 from tartlet_common.config.settings import WorkerSettings
 from tartlet_worker.attention import flashinfer_modules as modules
+from tartlet_worker.attention import triton_kernels
 from tartlet_worker.attention.shape import Shape, classify
+from tartlet_worker.attention.triton_paged import TritonPaged
 from tartlet_worker.torch_engine import attention_choice, gpu_checks
+from tartlet_worker.torch_engine.differing import WINDOW
 from tests.worker import flashinfer_shadow
 
 NEEDS = modules.Needs(head_dim=128, dtype="bfloat16", group=4)
@@ -82,6 +85,27 @@ def test_modules_are_loaded_at_start_and_a_failure_is_a_reason(monkeypatch: pyte
 def test_the_small_batch_has_every_class_that_flashinfer_runs() -> None:
     batch, _ = gpu_checks.small_batch()
     assert set(classify(batch, windowed=False).shape) == {Shape.DECODE, Shape.APPEND, Shape.SEEN, Shape.MASKED}
+    assert batch.page_size < triton_kernels.BLOCK < WINDOW < 2 * triton_kernels.RUN < gpu_checks.COLUMNS
+    assert triton_kernels.RUN < WINDOW
+
+
+@pytest.mark.parametrize("kernel", ["attend", "merge"])
+def test_a_fault_in_long_columns_or_in_a_window_is_told(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is read twice as long, or left out, differs only where columns are many."""
+    config = replace(gpu_checks.default_config(), heads=2, kv_heads=1, head_dim=16)
+    run = TritonPaged.run
+
+    def wrong(self: Any, prepared: Any, q: torch.Tensor, kv: torch.Tensor, window: int | None) -> torch.Tensor:
+        if kernel == "merge":  # the third run is lost
+            tiles = prepared.tiles.clone()
+            tiles[:, 3] = tiles[:, 3].clamp(max=2 * triton_kernels.RUN)
+            prepared = replace(prepared, tiles=tiles)
+        elif window == WINDOW:
+            window -= 4
+        return run(self, prepared, q, kv, window)
+
+    monkeypatch.setattr(TritonPaged, "run", wrong)
+    assert gpu_checks.triton_finding("cpu", config, "").status == "fail"
 
 
 def test_kernels_that_agree_are_ok(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +185,6 @@ def test_a_gpu_with_a_number_is_the_current_one_before_a_kernel_runs(monkeypatch
 
 
 def test_triton_is_held_against_gathered_pages_and_its_absence_is_a_warning() -> None:
-    config = replace(gpu_checks.default_config(), head_dim=16)
+    config = replace(gpu_checks.default_config(), heads=2, kv_heads=1, head_dim=16)
     assert gpu_checks.triton_finding("cpu", config, "").status == "ok"
     assert gpu_checks.triton_finding("cpu", config, "Triton is not installed").status == "warn"
