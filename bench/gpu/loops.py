@@ -168,6 +168,12 @@ class DecodeLoop:
         answer = self._run(batches).results[2]
         return answer.token, answer.logprob
 
+    @torch.inference_mode()
+    def distributions(self) -> torch.Tensor:
+        """Return the log-probabilities [rows, vocab] float32 of all tokens, as the last step left them."""
+        logits = self._engine.decoder.logits(self._engine.pools, self._row + self._rows)
+        return logits.log_softmax(-1)
+
     def ms(self, steps: int = STEPS) -> float:
         """Return the median milliseconds of a step, after a few that warm up."""
         for _ in range(3):

@@ -43,6 +43,18 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "tie_word_embeddings": False,
     },
 }
+FLAT: Final = _LLAMA | {
+    "hidden_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 256,
+    "vocab_size": 128256,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+"""A model that is soon loaded, with many bytes of pages and a large vocabulary."""
 TINY: Final = _LLAMA | {
     "hidden_size": 32,
     "num_hidden_layers": 1,

@@ -41,10 +41,11 @@ async def running_stack(
     env: Mapping[str, str] | None = None,
     directory: Path | None = None,
     http: str = "",
+    modules: Mapping[str, str] | None = None,
 ) -> AsyncIterator[LocalStack]:
     """Start the same, in `directory` if one is given; yields the stack, which knows its processes.
 
-    With `http`, `host:port`, a gateway serves there.
+    With `http`, `host:port`, a gateway serves there. `modules` run roles in place of their own.
     """
     place = directory or Path(tempfile.mkdtemp(prefix="tt-"))
     config = StackConfig(
@@ -54,6 +55,7 @@ async def running_stack(
         flags={role: [*QUIET, *(flags or {}).get(role, [])] for role in (*ROLES, "gateway")},
         env=env or {},
         http=http,
+        modules=modules or {},
     )
     try:
         async with LocalStack(config) as stack:

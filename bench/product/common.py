@@ -5,6 +5,7 @@ from tartlet_common.abi import Op as Op
 from tartlet_common.clock import SystemClock as SystemClock
 from tartlet_common.config.settings import ControlSettings as ControlSettings
 from tartlet_common.config.settings import OperatorSettings as OperatorSettings
+from tartlet_common.config.settings import WorkerSettings as WorkerSettings
 from tartlet_common.engine.spec import EngineSpec as EngineSpec
 from tartlet_common.engine.step import BatchResult as BatchResult
 from tartlet_common.engine.step import EmbedTxt as EmbedTxt
@@ -15,6 +16,7 @@ from tartlet_common.engine.step import Step as Step
 from tartlet_common.engine.step import StepResult as StepResult
 from tartlet_common.engine.step import Swaps as Swaps
 from tartlet_common.engine.step_codec import step_to_proto as step_to_proto
+from tartlet_common.process.role import run_role as run_role
 from tartlet_common.rpc.endpoints import Dialer as Dialer
 from tartlet_common.rpc.endpoints import Tls as Tls
 from tartlet_common.rpc.endpoints import install_uvloop as install_uvloop

@@ -5,7 +5,7 @@ from tartlet_common.engine.step import Swaps as Swaps
 from tartlet_common.engine.step import TableChanges as TableChanges
 from tartlet_worker.attention import flashinfer_modules as flashinfer_modules
 from tartlet_worker.attention.base import AttentionBatch as AttentionBatch
-from tartlet_worker.attention.flashinfer import FEW_ROWS as FEW_ROWS
+from tartlet_worker.attention.base import TableColumns as TableColumns
 from tartlet_worker.attention.flashinfer import FlashInfer as FlashInfer
 from tartlet_worker.attention.shape import Shape as Shape
 from tartlet_worker.attention.shape import classify as classify
@@ -14,8 +14,10 @@ from tartlet_worker.checkpoints.model_config import ModelConfig as ModelConfig
 from tartlet_worker.checkpoints.model_config import parse_config as parse_config
 from tartlet_worker.checkpoints.tensors import tensor_shapes as tensor_shapes
 from tartlet_worker.graphs.buckets import USUAL as USUAL
+from tartlet_worker.graphs.buckets import bucket_of as bucket_of
 from tartlet_worker.graphs.capture import CudaCapture as CudaCapture
 from tartlet_worker.graphs.decoder import GraphDecoder as GraphDecoder
+from tartlet_worker.models import torch_decoder as torch_decoder
 from tartlet_worker.models.torch_decoder import TorchDecoder as TorchDecoder
 from tartlet_worker.pools import Pools as Pools
 from tartlet_worker.pools import PoolSizes as PoolSizes

@@ -1,5 +1,6 @@
 """Names of `tartlet_worker`; imports torch."""
 
+from tartlet_worker import app as app
 from tartlet_worker.checkpoints.random_checkpoint import LLAMA_88M as LLAMA_88M
 from tartlet_worker.checkpoints.random_checkpoint import random_checkpoint as random_checkpoint
 from tartlet_worker.engine import Engine as Engine

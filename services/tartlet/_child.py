@@ -30,6 +30,7 @@ class Child:
         env: the role's environment.
         echo: called with the role and each line of its standard error.
         progress: called with the role and each line about its start.
+        module: the Python module that runs the role; "": `tartlet_ROLE`.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class Child:
         env: dict[str, str],
         echo: Callable[[str, bytes], None] | None = None,
         progress: Callable[[str, str], None] | None = None,
+        module: str = "",
     ) -> None:
         self.role = role
+        self._module = module or f"tartlet_{role}"
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self.error: TartletError | None = None  # the error that the role reported
         self._flags = flags
@@ -84,7 +87,7 @@ class Child:
                 sys.executable,
                 "-P",  # else a file in the current directory could be imported in place of one of our modules
                 "-m",
-                f"tartlet_{self.role}",
+                self._module,
                 *self._flags,
                 "--ready-fd",
                 str(write_fd),

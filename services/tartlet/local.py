@@ -52,6 +52,7 @@ class StackConfig:
         env: added to the roles' environment.
         start_timeout_s: seconds that the start may take.
         http: `host:port` where a gateway serves the HTTP API; "" for none.
+        modules: Python modules by role, which run in place of `tartlet_ROLE`.
     """
 
     engine: str | None = None
@@ -62,6 +63,7 @@ class StackConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 180.0
     http: str = ""
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -320,6 +322,7 @@ class LocalStack:
             env={**os.environ, **self._config.env, "TARTLET_RUN_DIR": str(self.directory)},
             echo=self._echo,
             progress=lambda role, text: self._report(Progress(role, text)),
+            module=self._config.modules.get(role, ""),
         )
 
     def _flags(self, role: str) -> list[str]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from bench.gpu.classes import SHAPES, compare_classes
 from bench.gpu.loops import DecodeLoop, Rig, Way, flashinfer_lacks
 from bench.gpu.record import Record
 from bench.gpu.shapes import checkpoint
 
-CLOSE, CLOSE_FLOAT32 = 0.08, 1e-3
+CLOSE, CLOSE_FLOAT32 = 0.1, 1e-3
+"""Difference of log-probabilities that roundings explain: 3 units in the last place of bf16 logits between 4 and 8."""
 PAGE_SIZES = (1, 5, 16, 32)
 
 
@@ -40,20 +43,39 @@ def run(record: Record) -> None:
 
 
 def _decode(record: Record, rig: Rig, size: int, rows: list[dict[str, object]]) -> None:
-    """Make one decode step by FlashInfer and one by gathered pages, of eight rows."""
+    """Make one decode step by FlashInfer and one by gathered pages, of eight rows, and compare each row."""
     contexts = np.random.default_rng(size).integers(1, 300, 8).tolist()
-    told = []
+    tokens, said = [], []
     for name in ("flashinfer", "torch-gather"):
         rig.restore()
         begun = time.perf_counter()
-        told.append(DecodeLoop(rig.engine(Way(name, graphs=False)), contexts, 2).step())
+        loop = DecodeLoop(rig.engine(Way(name, graphs=False)), contexts, 2)
+        tokens.append(loop.step()[0])
+        said.append(loop.distributions())
         record.note(**{f"{name}, page size {size}, s": round(time.perf_counter() - begun, 2)})
-    same = told[0][0] == told[1][0]
-    first = float(np.abs(told[0][1] - told[1][1])[same].max(initial=0.0))
-    rows.append({"page_size": size, "same": float(same.mean()), "difference": first})
+    differ = differences(tokens, said)
+    spread = (said[0] - said[1]).square().mean(-1).sqrt()
+    rows.append(
+        {
+            "page_size": size, "same": float((tokens[0] == tokens[1]).mean()), "difference": max(differ),
+            "differences": differ, "spread": spread.tolist(),
+        }
+    )  # fmt: skip
     record.note(rows=rows)
-    record.expect(
-        first <= (CLOSE_FLOAT32 if record.rehearse else CLOSE),
-        f"page size {size}: log-probabilities differ by {first:.3g}",
-    )
-    record.expect(float(same.mean()) >= 0.75, f"page size {size}: tokens differ")
+    close = CLOSE_FLOAT32 if record.rehearse else CLOSE
+    wrong = [row for row, difference in enumerate(differ) if not difference <= close]
+    record.expect(not wrong, f"page size {size}: rows {wrong} differ by {max(differ):.3g} in log-probabilities")
+
+
+def differences(tokens: Sequence[np.ndarray], said: Sequence[torch.Tensor]) -> list[float]:
+    """Return for each row how far two ways differ in the log-probability of the token that either chose.
+
+    Where they chose different tokens, both are nearly as probable, or a row is wrong.
+
+    Args:
+        tokens: [rows] of each way.
+        said: log-probabilities [rows, vocab] of each way.
+    """
+    chosen = torch.from_numpy(np.stack(tokens, 1).astype(np.int64)).to(said[0].device)
+    one, other = (way.gather(1, chosen) for way in said)
+    return [float(number) for number in (one - other).abs().amax(1)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any, cast
 
 import numpy as np
 
 from bench.gpu.loops import DecodeLoop, Rig, Way, free_bytes, paths
 from bench.gpu.record import Record
 from bench.gpu.shapes import checkpoint
-from bench.product.gpu import FEW_ROWS, USUAL, attention_choice, graph_bytes
+from bench.product.gpu import USUAL, FlashInfer, GraphDecoder, bucket_of, graph_bytes
 
 STEPS, BATCHES, CONTEXTS = 25, (1, 3, 8, 33, 100), (40, 1500)
 CLOSE, CLOSE_FLOAT32 = 0.08, 1e-3
@@ -47,8 +48,9 @@ def run(record: Record) -> None:
         }
         assert rig.captured is not None
         replays = rig.captured.replays
+        attends = {batch: _attends(way, rig.captured, batch, buckets) for batch in batches}
         for (batch, hot), (tokens, logprobs) in told.items():
-            eager = rig.engine(Way(_attends(way, batch, rig), graphs=False))
+            eager = rig.engine(Way(attends[batch], graphs=False))
             others, values = _told(rig, DecodeLoop(eager, contexts[batch], steps, hot=hot), steps)
             same = np.cumprod(tokens == others, axis=0)
             first = float(np.abs(logprobs[0] - values[0])[same[0] > 0].max(initial=0.0))
@@ -60,10 +62,12 @@ def run(record: Record) -> None:
         record.note(**{way.attention: found | {"rows": rows}})
 
 
-def _attends(way: Way, batch: int, rig: Rig) -> str:
-    """Return what attends in a way's graphs of so many rows: FlashInfer leaves few rows to Triton."""
-    few = batch <= FEW_ROWS and rig.device.startswith("cuda") and not attention_choice.triton_lacks()
-    return "triton" if few else way.attention
+def _attends(way: Way, captured: GraphDecoder, batch: int, buckets: tuple[int, ...]) -> str:
+    """Return the name of what attends to a batch in a way's graphs: FlashInfer leaves few rows to another."""
+    attention, rows = captured.attention, bucket_of(batch, buckets)
+    if rows is None or not isinstance(attention, FlashInfer):
+        return way.attention
+    return str(cast("Any", attention.in_graphs(rows)).name)
 
 
 def _told(rig: Rig, loop: DecodeLoop, steps: int) -> tuple[np.ndarray, np.ndarray]:

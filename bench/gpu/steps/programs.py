@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 import tartlet
-from bench.engine_loop import BareLoop
+from bench.gpu import measured_worker
+from bench.gpu.measured_worker import Request
 from bench.gpu.paths import guests
 from bench.gpu.record import Record
 from bench.gpu.shapes import checkpoint
 from bench.guests.build import build
 from bench.harness.intervals import median
-from bench.harness.stack import connected
+from bench.harness.stack import running_stack
 from bench.overhead import PROMPT_TOKENS, decode
-from bench.product.worker import load_engine
 
 PROGRAMS, ROUNDS = (1, 32), 3
 NEW_TOKENS, NEW_TO_REHEARSE = 256, 64
@@ -27,14 +25,13 @@ GOALS = {"1b": 1.02, "8b": 1.01}
 
 
 def run(record: Record) -> None:
-    """Measure shape by shape: the bare loop first, then programs on a stack of its own."""
+    """Measure shape by shape: a stack whose worker measures the bare loop before it serves, then programs on it."""
     rows: list[dict[str, object]] = []
     for name in ("1b",) if record.rehearse else ("1b", "8b"):
         path = checkpoint(name, record.scratch, rehearse=record.rehearse)
         programs = (1, 2) if record.rehearse else PROGRAMS
         new = NEW_TO_REHEARSE if record.rehearse else NEW_TOKENS
-        bare = _bare(path, record.device, programs, new)
-        through = asyncio.run(_through(path, record, programs, new))
+        bare, through = asyncio.run(_measured(name, path, record, programs, new))
         for count in programs:
             ratio = through[count] / bare[count]
             rows.append(
@@ -46,33 +43,27 @@ def run(record: Record) -> None:
             record.note(rows=rows)
 
 
-def _bare(path: Path, device: str, programs: tuple[int, ...], new: int) -> dict[int, float]:
-    pages = max(programs) * -(-(PROMPT_TOKENS + new) // 16)
-    embeds = max(programs) * (PROMPT_TOKENS + 2) + 64
-    buckets = _words(programs) if device.startswith("cuda") else ""
-    engine = load_engine(path, device=device, num_pages=pages, num_embeds=embeds, graph_buckets=buckets)
-    prompt = [10 + i * 7 % 200 for i in range(PROMPT_TOKENS)]
-    found = {}
-    for count in programs:
-        loop = BareLoop(engine, count, PROMPT_TOKENS, new)
-        loop.run([prompt] * count)
-        found[count] = median([loop.run([prompt] * count).per_token_s for _ in range(ROUNDS)])
-    del engine, loop
-    gc.collect()
-    if device.startswith("cuda"):
-        torch.cuda.empty_cache()
-    return found
-
-
-async def _through(path: Path, record: Record, programs: tuple[int, ...], new: int) -> dict[int, float]:
+async def _measured(
+    name: str, path: Path, record: Record, programs: tuple[int, ...], new: int
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Return the seconds a token of the bare loop and of programs, by number of programs, of a model loaded once."""
+    file = record.out / f"bare-{name}.json"
+    env = Request(programs, PROMPT_TOKENS, new, ROUNDS).write(file)
     source = tartlet.Source.from_file(guest(record))
-    found = {}
-    async with connected(model=path, flags={"worker": worker_flags(record, programs)}) as client:
+    begun, through = time.perf_counter(), {}
+    flags, modules = {"worker": worker_flags(record, programs)}, {"worker": measured_worker.__name__}
+    async with (
+        running_stack(model=path, flags=flags, env=env, modules=modules) as stack,
+        tartlet.AsyncClient(stack.address) as client,
+    ):
+        bare = measured_worker.answer(file)
+        record.note(**{f"{name}: s until it serves": round(time.perf_counter() - begun, 1), f"{name}: bare": bare})
         await decode(client, source, 1, "ahead")
         for count in programs:
             times = [(await decode(client, source, count, "ahead", tokens=new))[0] for _ in range(ROUNDS)]
-            found[count] = median(times)
-    return found
+            through[count] = median(times)
+    record.note(**{f"{name}: s": round(time.perf_counter() - begun, 1)})
+    return bare, through
 
 
 def guest(record: Record) -> Path:

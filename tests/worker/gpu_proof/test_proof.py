@@ -25,7 +25,7 @@ from bench.gpu.plan import STEPS, TOTAL_S, Step, limit_of
 from bench.gpu.proof import ARCHIVE, keep, main, prove
 from bench.gpu.record import Record
 from bench.gpu.shapes import checkpoint
-from bench.gpu.steps import preflight
+from bench.gpu.steps import flashinfer, preflight
 from tartlet_worker.attention.shape import Shape
 from tests.worker import flashinfer_shadow
 
@@ -48,6 +48,8 @@ def test_every_step_runs_on_the_cpu(tmp_path: Path) -> None:
     }
     assert {row["programs"] for row in records["programs"]["data"]["rows"]} == {1, 2}
     assert len(records["policies"]["data"]["rows"]) == 2
+    held = [claim["holds"] for claim in records["claims"]["data"].values()]
+    assert held == [True] * 4
     kept = keep(tmp_path / ARCHIVE, tmp_path / "results")
     assert kept == tmp_path / "results" / "cpu-rehearsal"
     assert (kept / "decode.json").exists()
@@ -190,6 +192,30 @@ def test_flashinfer_is_compared_in_every_class(tmp_path: Path, monkeypatch: pyte
             classes.compare_classes(record, rig, [])
         assert bool(record.problems) == (wrapper is not None)
         assert {Shape[name] for name in record.data["commands"]} >= classes.PLANNED
+
+
+@pytest.mark.parametrize("wrong", [None, 3])
+def test_one_wrong_row_of_eight_fails_a_comparison_of_decode_steps(
+    wrong: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flashinfer_shadow.install(monkeypatch)
+    wrapper = flashinfer_shadow.BatchDecodeWithPagedKVCacheWrapper
+    see = wrapper._see
+
+    def seen(self: Any, b: int, n: int, length: int) -> torch.Tensor:
+        columns: torch.Tensor = see(self, b, n, length).clone()
+        if b == wrong:
+            columns[:, : length // 2] = False
+        return columns
+
+    monkeypatch.setattr(wrapper, "_see", seen)
+    rig = Rig(checkpoint("1b", tmp_path, rehearse=True), "cpu", num_pages=8 * 64, batch=8, page_size=5)
+    record = Record("flashinfer", tmp_path, rehearse=True)
+    flashinfer._decode(record, rig, 5, [])
+    assert bool(record.problems) == (wrong is not None)
+    (row,) = record.data["rows"]
+    far = [b for b, difference in enumerate(row["differences"]) if difference > flashinfer.CLOSE_FLOAT32]
+    assert far == ([] if wrong is None else [wrong])
 
 
 def _without_the_first_column(see: Any) -> Any:
