@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from playwright.async_api import Page, async_playwright, expect
+from playwright.async_api import Page, ViewportSize, async_playwright, expect
 
 import tartlet
 from tartlet.local import LocalStack, StackConfig
@@ -21,7 +21,7 @@ from tartlet.local import LocalStack, StackConfig
 ROOT: Final = Path(__file__).resolve().parents[1]
 IMAGES: Final = ROOT / "docs" / "images"
 MODEL: Final = ROOT / "models" / "demo"
-SIZE: Final = {"width": 1180, "height": 720}
+WIDTH, HEIGHT = 1180, 720
 WAIT_MS: Final = 60_000
 PROGRAMS: Final = {
     "vote.py": """
@@ -92,7 +92,7 @@ async def main() -> int:
                 await client.launch(tartlet.Source(text.encode(), filename=name)) for name, text in PROGRAMS.items()
             ]
             browser = await playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
-            page = await browser.new_page(viewport=SIZE)  # type: ignore[arg-type] - a dict of its two keys
+            page = await browser.new_page(viewport=ViewportSize(width=WIDTH, height=HEIGHT))
             await programs(page, address, launched[0].program_id)
             for each in launched:
                 await client.kill(each.program_id)
