@@ -33,8 +33,11 @@ def check_device(device: str) -> None:
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(number or 0) >= there:
             built = "" if torch.version.cuda else "; this torch was built without CUDA"
-            detail = f"device {device!r}: no such device here ({there} GPUs{built}): use device=cpu"
-            raise InvalidConfig(role="worker", detail=detail)
+            detail = f"device {device!r}: no such device here ({there} GPUs{built})"
+            remedy = (
+                "Unset TARTLET_WORKER_DEVICE, or set it to cpu. Where a GPU should be, `tartlet doctor` tells more."
+            )
+            raise InvalidConfig(role="worker", detail=detail, remedy=remedy)
 
 
 def use_device(device: str) -> None:
