@@ -87,3 +87,16 @@ def test_a_decode_step_costs_the_same_at_any_length(monkeypatch: pytest.MonkeyPa
     copy = 8 * 32_768 // 16  # bytes of one copy of a list of rows
     assert many - few < copy // 4
     assert many_parsed - few_parsed < copy // 4
+
+
+@pytest.mark.parametrize(("length", "forwards"), [(500, 1), (32_768, 64), (32_769, 17), (100_000, 49)])
+def test_a_long_prompt_takes_few_forwards(monkeypatch: pytest.MonkeyPatch, length: int, forwards: int) -> None:
+    """Each is a step of the engine, with its way through control and back."""
+    monkeypatch.setattr(_host, "backend", Keeper())
+    _guest.start([])
+    model = Model(0, "m", page_size=16, vocab_size=100, max_position=1 << 20, max_batch_tokens=4096)
+    cache = KvCache(Queue(1, model), model)
+    sizes: list[int] = []
+    monkeypatch.setattr(Queue, "forward_table", lambda _self, _table, _at, embeds, *_, **__: sizes.append(len(embeds)))
+    cache.compute([1] * length, length)
+    assert (len(sizes), sum(sizes)) == (forwards, length)

@@ -11,6 +11,9 @@ from inferlet._values.types import Adapter, Embed, Exported, KvPage, Model, Page
 
 CHUNK = 512
 """Tokens of one `forward` of a prompt: enough to keep an engine busy, with few embeds."""
+LONG = 32 << 10
+LONG_CHUNK = 2048
+"""Tokens of one `forward` where more than `LONG` are missing: each `forward` is a step, and costs a step's way."""
 
 
 class KvCache:
@@ -113,7 +116,8 @@ class KvCache:
         """
         queue, end = self._queue, start + len(tokens)
         table = self._grow(end)
-        embeds = queue.alloc_emb(min(CHUNK, self._model.max_batch_tokens, end - start))
+        chunk = LONG_CHUNK if end - start > LONG else CHUNK
+        embeds = queue.alloc_emb(min(chunk, self._model.max_batch_tokens, end - start))
         at = start
         while at < end:
             # Tokens of one command see each other, so what follows hidden tokens is computed by another command.
