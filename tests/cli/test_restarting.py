@@ -21,10 +21,16 @@ def test_a_server_that_serve_starts_again_is_said_to_come_back(tmp_path: Path) -
         lock.write(str(os.getpid()))
         lock.flush()
         told = restarting(ERROR, address)
-    assert told.fields == ERROR.fields
+    assert {name: told.fields[name] for name in ERROR.fields} == ERROR.fields
     assert f"process {os.getpid()}" in told.remedy
     assert restarting(ERROR, address) is ERROR
 
 
-def test_the_rest_of_the_error_stays(tmp_path: Path) -> None:
-    assert str(restarting(ERROR, f"unix:{tmp_path}/runtime.sock")) == str(ERROR)
+def test_a_remedy_that_the_error_has_gives_way(tmp_path: Path) -> None:
+    own = Unavailable(what="control", detail="gone", remedy="Wait.")
+    assert restarting(own, f"unix:{tmp_path}/runtime.sock").remedy == "Wait."
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("7")
+        lock.flush()
+        assert "process 7" in restarting(own, f"unix:{tmp_path}/runtime.sock").remedy

@@ -65,7 +65,7 @@ def restarting(error: Unavailable, address: str) -> Unavailable:
     if process is None:
         return error
     remedy = f"`tartlet serve` (process {process}) runs, and starts it again: try once more."
-    return Unavailable(remedy=remedy, **error.fields)
+    return Unavailable(**error.fields | {"remedy": remedy})
 
 
 _AFTER_INPUT_S = 1.0
