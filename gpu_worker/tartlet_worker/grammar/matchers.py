@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
+from time import thread_time
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,6 +26,11 @@ from tartlet_worker.grammar.grammars import Grammars
 Words = npt.NDArray[np.int32]
 MAX_MATCHERS: Final = 4096
 """Token slots of an engine that may have a matcher at one time."""
+GRACE_S: Final = 0.25
+"""Processor time that a text may take beyond `TOKEN_S` for each of its tokens: lexers grow with the first ones."""
+TOKEN_S: Final = 0.001
+_AT_ONCE: Final = 8
+"""Tokens that are taken before the time is looked at: those of an ambiguous grammar take ever longer."""
 _MAX_THREADS: Final = 8
 
 
@@ -48,10 +54,12 @@ class _Masks:
 class _State:
     """The matcher of one slot, and its next mask."""
 
-    __slots__ = ("masks", "matcher", "row", "stopped")
+    __slots__ = ("masks", "matcher", "num_tokens", "row", "spent_s", "stopped")
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, num_tokens: int = 0, spent_s: float = 0.0) -> None:
         self.matcher = matcher
+        self.num_tokens = num_tokens
+        self.spent_s = spent_s  # processor time that these tokens took
         self.masks: _Masks | None = None
         self.row = 0
         self.stopped = matcher.is_stopped()  # nothing can follow
@@ -61,9 +69,22 @@ class _State:
         if self.masks is not None:
             self.masks.words()  # a thread has the matcher until then
             self.masks = None
-        taken = self.matcher.try_consume_tokens(tokens)
+        taken = 0
+        while taken < len(tokens) and not self.is_slow:
+            begin_s = thread_time()
+            fit = self.matcher.try_consume_tokens(tokens[taken : taken + _AT_ONCE])
+            self.spent_s += thread_time() - begin_s
+            self.num_tokens += fit
+            taken += fit
+            if fit < min(_AT_ONCE, len(tokens) - taken + fit):
+                break
         self.stopped = self.matcher.is_stopped()
         return taken
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the text has taken so much time that the engine's other programs would wait for it."""
+        return self.spent_s > GRACE_S + TOKEN_S * self.num_tokens
 
     def forced(self) -> list[int]:
         """Return tokens of which each is the only one that may follow; behind the last one the text can go on."""
@@ -79,7 +100,7 @@ class _State:
         """Return a state of its own that has come as far."""
         if self.masks is not None:
             self.masks.words()
-        return _State(self.matcher.deep_copy())
+        return _State(self.matcher.deep_copy(), self.num_tokens, self.spent_s)
 
 
 class Advanced(NamedTuple):
@@ -142,9 +163,12 @@ class Matchers:
             raise InvalidArgument(argument="grammar", detail="the slot has no matcher: name the grammar")
         if len(tokens):
             taken = state.take(tokens.tolist())
-            if taken < len(tokens):
+            if taken < len(tokens) and not state.is_slow:
                 detail = f"its texts don't begin with the given tokens: token {taken} of {len(tokens)} doesn't fit"
                 raise GrammarRefused(detail=detail)
+        if state.is_slow:
+            detail = f"{state.num_tokens} tokens took {state.spent_s:.2f} s: make the grammar less ambiguous"
+            raise GrammarRefused(detail=detail)
         if state.stopped:
             raise GrammarRefused(detail="its text is complete: nothing can follow")
         self._prepared[slot] = state
@@ -171,6 +195,9 @@ class Matchers:
             state.take([token])
             if state.stopped:
                 told.append(Advanced(stopped=True))
+                continue
+            if state.is_slow:  # the next sample is refused
+                told.append(Advanced(stopped=False))
                 continue
             told.append(Advanced(stopped=False, forced=state.forced() if slot in telling else ()))
             going.append(state)

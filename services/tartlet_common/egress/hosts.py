@@ -67,6 +67,7 @@ class Url:
         if _UNSAFE.search(text):
             raise _refusal("spaces, control characters and backslashes are escaped as %20 and the like")
         try:
+            text.encode()  # a lone surrogate is no text
             parts = urlsplit(text)
             port = parts.port
         except ValueError as e:

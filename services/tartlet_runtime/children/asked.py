@@ -52,6 +52,7 @@ class Asked:
         """
         try:
             told = json.loads(payload)
+            json.dumps(told, ensure_ascii=False).encode()  # a lone surrogate is no text
         except (ValueError, RecursionError) as e:
             raise _refusal("child", f"not JSON: {e}") from e
         if not isinstance(told, dict):

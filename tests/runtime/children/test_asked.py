@@ -42,6 +42,12 @@ def test_a_limit_that_is_no_number_is_refused(name: str, value: object) -> None:
         Asked.of(json.dumps({"limits": {name: value}}).encode())
 
 
+@pytest.mark.parametrize("told", [{"inferlet": "\ud800"}, {"args": ["a", "\udfff"]}, {"model": "\ud800"}])
+def test_half_of_a_surrogate_pair_is_no_text(told: object) -> None:
+    with pytest.raises(InvalidArgument):
+        Asked.of(json.dumps(told).encode())
+
+
 NUMBERS = st.integers(0, 1 << 20)
 SECONDS = st.floats(0, 1e6)
 

@@ -53,6 +53,11 @@ def read(head: bytes, body: bytes) -> Asked | InvalidArgument:
         return e
 
 
+@pytest.mark.parametrize("url", ["http://a.b/\ud800", "http://a.b/?\udfff", "http://\ud800.b/"])
+def test_half_of_a_surrogate_pair_is_no_text(url: str) -> None:
+    assert isinstance(read(json.dumps({"method": "GET", "url": url}).encode(), b""), InvalidArgument)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=64))
 def test_bytes_that_are_no_json_are_refused(head: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from time import thread_time
 
 import pytest
 
@@ -65,4 +66,30 @@ def test_a_grammar_that_never_compiles_costs_the_worker_nothing(monkeypatch: pyt
     monkeypatch.undo()
     assert defined(grammars, 3, "c") is None
     assert defined(grammars, 1, "a") is None
+    grammars.close()
+
+
+def test_a_text_that_takes_longer_with_each_token_is_refused_before_others_wait_for_it() -> None:
+    """The tokens of an ambiguous grammar take time that grows with the text; those of plain ones don't."""
+    grammars = Grammars(model.tokenizer_json(), model.VOCAB_SIZE, (model.EOS,))
+    assert defined(grammars, 1, 'root ::= a\na ::= "x" | a a | a a a', GrammarKind.EBNF) is None
+    assert defined(grammars, 2, "x+") is None
+    all_of = Matchers(grammars)
+
+    def sample(number: int, *tokens: int) -> SampleOptions:
+        return sample_options.read(Options(follows=True).pack(model.VOCAB_SIZE, None, (number, tokens)))
+
+    given = [ord("x")] * 2000
+    begin_s = thread_time()
+    masks, errors = all_of.prepare({0: (0, sample(1, *given)), 1: (1, sample(2, *given))})
+    assert thread_time() - begin_s < 4 * (matchers.GRACE_S + 0.5)
+    assert isinstance(errors[0], GrammarRefused)
+    assert list(masks) == [1]
+    assert not all_of.prepare({0: (0, sample(1))})[1]
+    for _ in range(2000):
+        all_of.advance([(0, ord("x"))])
+        if errors := all_of.prepare({0: (0, sample(0))})[1]:
+            break
+    assert isinstance(errors[0], GrammarRefused)
+    assert not all_of.prepare({0: (0, sample(1))})[1], "the slot's next text begins anew"
     grammars.close()
