@@ -120,7 +120,8 @@ class RecoveredProgram(Program):
         self.usage.submitted(submission)
         known = submission.count if self.is_whole else min(self._skip, submission.count)
         self._skip = max(0, self._skip - known)
-        self.history.sent(submission.records[: known * RECORD_BYTES], submission.payload)
+        if known:
+            self.history.sent(submission.records[: known * RECORD_BYTES], submission.payload)
         if submission.count > known:
             self._command(submission.count - known, submission.records[known * RECORD_BYTES :], submission.payload)
         fetched = partial(self._remember, submission.local_payload)

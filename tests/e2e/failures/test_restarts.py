@@ -113,3 +113,26 @@ async def test_a_launch_with_a_key_is_sent_again_when_its_runtime_dies(run_dir: 
             assert isinstance(failed, Unavailable)  # the client can't know whether the program runs
             assert (await _states(made))[accepted.program_id] == "running"
             await client.kill(accepted.program_id)
+
+
+async def test_a_program_without_commands_whose_end_nobody_was_told_ends_after_runtime_and_control_died(
+    run_dir: Path,
+) -> None:
+    """It has only said something, so the next control has nothing to free for it, and no answer to give."""
+    writer = Writer()
+    writer.add(Op.SEND, payload=b"said")
+    submission = writer.finish()
+    says = _module(f"(call $submit (i32.const 0) (i32.const {len(submission)})) (i32.const 0)", submission)
+    with cluster(run_dir, runtimes=1) as made:
+        async with asyncio.timeout(90), _client(made, 0) as client:
+            program_id = (await client.launch(says)).program_id
+            while await _states(made) != {program_id: "succeeded"}:  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(0.05)
+            for role in ("runtime0", "control"):
+                made.roles[role].kill()
+            made.start_control()
+            made.start_runtime(0)
+            run = await client.attach(program_id)
+            ended = await run.wait()
+            assert (ended.success, ended.error) == (True, None)
+            assert await _states(made) == {program_id: "succeeded"}
