@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +58,10 @@ async def talk(client: tartlet.AsyncClient, run: tartlet.Run, messages: int) -> 
 
 def sizes(server: Serving) -> tuple[int, float]:
     """Returns bytes of the largest journal, and MiB of the runtime's memory."""
-    journals = [path.stat().st_size for path in (server.run_dir / "journals").glob("*")]
+    journals = []
+    for path in (server.run_dir / "journals").glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a next run's journal has taken its place
+            journals.append(path.stat().st_size)
     return max(journals, default=0), anonymous_mib(server.pid("runtime"))
 
 
