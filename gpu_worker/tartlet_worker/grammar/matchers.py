@@ -71,12 +71,13 @@ class _State:
             self.masks = None
         taken = 0
         while taken < len(tokens) and not self.is_slow:
+            some = tokens[taken : taken + _AT_ONCE]
             begin_s = thread_time()
-            fit = self.matcher.try_consume_tokens(tokens[taken : taken + _AT_ONCE])
+            fit = self.matcher.try_consume_tokens(some)
             self.spent_s += thread_time() - begin_s
             self.num_tokens += fit
             taken += fit
-            if fit < min(_AT_ONCE, len(tokens) - taken + fit):
+            if fit < len(some):
                 break
         self.stopped = self.matcher.is_stopped()
         return taken
