@@ -47,7 +47,7 @@ async def _measured(
     name: str, path: Path, record: Record, programs: tuple[int, ...], new: int
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Return the seconds a token of the bare loop and of programs, by number of programs, of a model loaded once."""
-    file = record.out / f"bare-{name}.json"
+    file = record.scratch / f"bare-{name}.json"  # beside the records it would look like one
     env = Request(programs, PROMPT_TOKENS, new, ROUNDS).write(file)
     source = tartlet.Source.from_file(guest(record))
     begun, through = time.perf_counter(), {}

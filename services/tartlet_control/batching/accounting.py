@@ -41,7 +41,7 @@ def sent(
         order: of programs.
         now: in seconds.
     """
-    taken: set[CommandQueue] = set()
+    taken: dict[CommandQueue, None] = {}  # in their order: a set would make runs differ
     computing = {command.queue for commands in batches if commands[0].kind in RUNS_LAYERS for command in commands}
     for queue in queues:
         if computing and queue not in computing and queue.pending:
@@ -51,7 +51,7 @@ def sent(
             book.waits(thread, now)
         chosen(order, thread, now)
         book.runs(thread, now)
-        taken.add(queue)
+        taken[queue] = None
     if order.name == "round-robin":  # calls take turns anyway, and each would be ranked twice a step
         return
     for queue in [queue for queue in going if queue in waiting and queue not in taken]:

@@ -57,7 +57,7 @@ class Moves:
         """Let one program leave each engine that has had too much for long, or that an engine has joined beside."""
         self._placing.begin(now)
         before, self._since_s = self._since_s, {}
-        for model in {place.model for place in self._busy()}:
+        for model in dict.fromkeys(place.model for place in self._busy()):
             engines = {e.id: e for e in model.engines if e.status == "ready" and e.gone_since is None}
             views = [self._placing.view(e, full=False) for e in engines.values()]
             most = {v.id: self._room(engines[v.id], v.calls) for v in views}

@@ -63,7 +63,7 @@ def _computed(place: Place, commands: list[Command]) -> list[Command]:
             if command.trimmed is not None:
                 command.trimmed.restore()
     count = len(behind)
-    for queue in {forward.queue for forward in behind.values()}:
+    for queue in dict.fromkeys(forward.queue for forward in behind.values()):
         queue.pending = deque(_followed(queue.pending, behind))
     found = _followed([c for c in commands if type(c) is not Reused], behind)
     place.program.in_flight += count - len(behind)  # others were cancelled

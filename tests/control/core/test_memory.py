@@ -19,6 +19,8 @@ from tartlet_worker.fake import FakeOptions
 from tests.control.harness import Guest, Host
 
 SIZE = 4
+STEP_S = 0.001
+"""The device time of each step. Tenants take turns by it, so that the machine's own times would make runs differ."""
 OPTIONS = FakeOptions(page_size=SIZE, num_pages=60, num_embeds=512, num_slots=128, max_batch_commands=32)
 
 
@@ -76,6 +78,7 @@ def wave(count: int, pages: int, seed: int = 1, host_pages: int = 0, **settings:
 
 
 def finish(host: Host, programs: list[Decoder]) -> None:
+    host.device_s = STEP_S
     for program in programs:
         program.begin()
     for _ in range(3000):
@@ -105,7 +108,7 @@ def test_a_wave_over_the_memory_finishes_with_equal_outputs(order: str, host_pag
 
 def run_ahead(host: Host, programs: list[Decoder]) -> None:
     """Queue each program's commands at once, as programs do that generate text."""
-    host.device_s = 0.02
+    host.device_s = STEP_S
     for program in programs:
         program.begin()
         while program.at < len(program.prompt) + program.tokens:
