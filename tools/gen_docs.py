@@ -93,8 +93,8 @@ A program asks only hosts that its launch, its entry in the catalogue and the ru
 none by default. The runtime refuses private, loopback, link-local, shared, multicast and reserved addresses and those
 of clouds' metadata, unless `http_private_hosts` names the host or the network. The address that was checked is the one
 that is connected to, each redirect is checked, and credentials and proxies of the environment aren't used. Secrets go
-from the runtime's files into headers for the hosts that `http_secrets` binds them to. Programs and journals never hold
-them. [http.md](http.md) has the rules.
+from the runtime's files into headers for the hosts that `http_secrets` binds them to, each for one tenant or for all:
+two tenants can't bind one name. Programs and journals never hold them. [http.md](http.md) has the rules.
 
 ## Whose engines
 

@@ -17,6 +17,7 @@ MAX_SECRET_BYTES: Final = 16 << 10
 _NAMED: Final = re.compile(r"\{([^{}]*)\}")
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]+")
 _BIND: Final = "Bind it to the host with http_secrets, a setting of the runtime."
+_PART: Final = "Give each tenant's secret a name of its own, or bind NAME=HOST without a tenant if all may use it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,13 @@ class Secrets:
     def of(cls, directory: Path | None, entries: Iterable[str]) -> Secrets:
         """Read the bindings of a setting: `[TENANT/]NAME=HOST`. A host without a scheme is bound to https.
 
+        A secret is one file, so all bindings of a name have one owner: a tenant, or all tenants.
+
         Raises:
-            InvalidConfig: one is none.
+            InvalidConfig: one is none, or a name has bindings of two owners, who would share its file.
         """
-        bindings = []
+        bindings: list[Binding] = []
+        owners: dict[str, str | None] = {}
         for entry in entries:
             named, equals, host = (part.strip() for part in entry.partition("="))
             tenant, slash, name = named.rpartition("/")
@@ -56,7 +60,12 @@ class Secrets:
                 raise InvalidConfig(role="runtime", detail=f"http_secrets: {e.fields['detail']}") from e
             if not equals or not SECRET.fullmatch(name):
                 raise InvalidConfig(role="runtime", detail=f"http_secrets: {entry!r}: [TENANT/]NAME=HOST is wanted")
-            bindings.append(Binding(tenant if slash else None, name, pattern))
+            owner = tenant if slash else None
+            if owners.setdefault(name, owner) != owner:
+                both = " and ".join(_said(each) for each in (owners[name], owner))
+                detail = f"http_secrets: the secret {name} is bound for {both}, who would share its file"
+                raise InvalidConfig(role="runtime", detail=detail, remedy=_PART)
+            bindings.append(Binding(owner, name, pattern))
         return cls(directory, bindings)
 
     def headers(self, asked: Asked, tenant: str, grants: Sequence[Grant]) -> list[tuple[str, str]]:
@@ -94,3 +103,7 @@ class Secrets:
         if len(data) > MAX_SECRET_BYTES or not _VALUE.fullmatch(data):
             raise Unavailable(what=f"the secret {name}", detail="it isn't one line of text that a header can hold")
         return data.decode("latin-1")
+
+
+def _said(owner: str | None) -> str:
+    return "all tenants" if owner is None else f"the tenant {owner!r}"

@@ -63,6 +63,22 @@ def test_a_secret_goes_to_its_hosts_and_for_its_tenant_alone(directory: Path) ->
     assert "entry" in caught.value.remedy
 
 
+@pytest.mark.parametrize("bindings", [["a/key=x", "b/key=y"], ["a/key=x", "key=y"], ["key=x", "/key=x"]])
+def test_a_name_that_two_owners_bind_is_refused_since_they_would_share_its_file(bindings: list[str]) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        Secrets.of(None, bindings)
+    assert "key" in caught.value.fields["detail"]
+
+
+def test_each_tenant_gets_the_secret_that_is_bound_for_it(directory: Path) -> None:
+    secrets = Secrets.of(directory, ["a/key=api.test", "a/key=b.test", "b/other=api.test"])
+    for tenant, name, value in (("a", "key", VALUE), ("b", "other", "x")):
+        assert filled(secrets, "https://api.test/", ("X", name), tenant=tenant) == [("X", value)]
+    for tenant, name in (("a", "other"), ("b", "key")):
+        with pytest.raises(NotAllowed):
+            filled(secrets, "https://api.test/", ("X", name), tenant=tenant)
+
+
 @pytest.mark.parametrize("name", ["../outside", "", ".", "..", "a/b", "{key", "{}", "{../outside}", "ke y", "\u212aey"])
 def test_what_is_no_name_reads_no_file(directory: Path, name: str) -> None:
     secrets = Secrets.of(directory, ["key=api.test"])
