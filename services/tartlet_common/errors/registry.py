@@ -341,7 +341,10 @@ class Disconnected(TartletError):
 @_register(407, retryable=True)
 class NoEngine(TartletError):
     message = "no engine is ready"
-    remedy = "Wait until an engine is ready: `tartlet doctor` shows this, on a cluster `kubectl get enginepool`."
+    remedy = (
+        "Wait until an engine is ready: `tartlet serve` has then printed `serving at`, and `tartlet doctor` shows it; "
+        "on a cluster, `kubectl get enginepool` does."
+    )
 
 
 @_register(408, retryable=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from tartlet_common.abi import Record
 from tartlet_common.errors.registry import InternalError, ResourceQuotaExceeded, TartletError, TooManyCommands
@@ -112,6 +112,34 @@ class Bench:
         if not deferred.is_working:
             deferred.is_working = True
             self._spawn(self._work_off(caller))
+
+    def wait(self, caller: Waiter, record: Record, size: int, answer: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
+        """Answer a command with what `answer` returns, or with the TartletError that it raises, beside other jobs.
+
+        Args:
+            caller: the program that asks.
+            record: its command.
+            size: bytes that are held meanwhile.
+            answer: waits for what the answer needs.
+
+        Raises:
+            TooManyCommands, ResourceQuotaExceeded: the program has too many commands that wait.
+        """
+        caller.deferred.admit(size)
+        caller.deferred.held_bytes += size
+        caller.deferred.count += 1
+        self._spawn(self._wait(caller, record, size, answer))
+
+    async def _wait(
+        self, caller: Waiter, record: Record, size: int, answer: Callable[[], Coroutine[Any, Any, bytes]]
+    ) -> None:
+        try:
+            caller.inbox.answer(record, await answer())
+        except TartletError as e:
+            _refuse(caller, record, e)
+        finally:
+            caller.deferred.held_bytes -= size
+            caller.deferred.count -= 1
 
     def close(self) -> None:
         """Begin no more jobs."""

@@ -6,6 +6,8 @@ another's token.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from importlib.metadata import version
@@ -26,6 +28,8 @@ from tartlet_runtime.children.child_ops import ChildOps, Parent
 from tartlet_runtime.web.http_ops import Answers as HttpAnswers
 from tartlet_runtime.web.http_ops import Asker, HttpOps
 
+FIRST_ENGINE_S = 30.0
+"""How long a program that asks for a model waits for the first engine to join control."""
 BIG_BYTES = 32 << 10
 """What one program may have worked on at once in a turn; the rest goes to a thread."""
 _TOKEN_COST = 16
@@ -77,11 +81,29 @@ class Caller(Waiter, Asker, Parent, Protocol):
 class LocalOps:
     """Runs rows of `Submission.local`."""
 
-    def __init__(self, models: ModelTable, spawn: Spawn, web: HttpOps, children: ChildOps) -> None:
-        """`spawn` owns the tasks of answers that come later, `web` makes HTTP requests, `children` starts programs."""
+    def __init__(
+        self,
+        models: ModelTable,
+        spawn: Spawn,
+        web: HttpOps,
+        children: ChildOps,
+        *,
+        first_engine_s: float = FIRST_ENGINE_S,
+    ) -> None:
+        """Make the table of operations.
+
+        Args:
+            models: what control tells of models.
+            spawn: owns the tasks of answers that come later.
+            web: makes HTTP requests.
+            children: starts programs.
+            first_engine_s: seconds that a program which asks for a model waits for the first engine.
+        """
         self.resume = children.resume
         """Called with a program that has begun again and goes on live."""
         self._models = models
+        self._spawn = spawn
+        self._first_engine_s = first_engine_s
         self._bench = Bench(spawn)
         self._table: dict[int, Callable[[Caller, Record, bytes], bytes | None]] = {
             Op.LOG: self._log,
@@ -89,7 +111,7 @@ class LocalOps:
             Op.RECEIVE: self._receive,
             Op.GET_ARG: self._get_arg,
             Op.AVAILABLE_MODELS: self._available_models,
-            Op.GET_MODEL: lambda caller, _record, payload: models.info(_text(payload) or caller.model, caller.reach),
+            Op.GET_MODEL: self._get_model,
             Op.TOKENIZE: self._tokenize,
             Op.DETOKENIZE: self._detokenize,
             Op.GET_VOCABS: self._vocabulary,
@@ -146,6 +168,25 @@ class LocalOps:
 
     def _available_models(self, caller: Caller, record: Record, payload: bytes) -> bytes:
         return json.dumps(self._models.names_with(_traits(payload), caller.reach)).encode()
+
+    def _get_model(self, caller: Caller, record: Record, payload: bytes) -> bytes | None:
+        name = _text(payload) or caller.model
+        if self._models.known.is_set() or not record.flags & _AWAIT:
+            return self._models.info(name, caller.reach)
+        self._bench.wait(caller, record, len(payload), lambda: self._info_once_known(name, caller.reach))
+        return None
+
+    async def _info_once_known(self, name: str, reach: Reach) -> bytes:
+        """Return GET_MODEL's answer once an engine has joined.
+
+        Raises:
+            NoEngine: none has joined for `first_engine_s`.
+            UnknownModel: an engine has joined, of another model.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._first_engine_s):
+                await self._models.known.wait()
+        return self._models.info(name, reach)
 
     def _prompt_template(self, caller: Caller, record: Record, payload: bytes) -> bytes | None:
         template = self._models.by_index(record.a, caller.reach).spec.chat_template

@@ -129,6 +129,8 @@ class ModelTable:
         self._spawn = spawn
         self._announced: list[control_pb2.ModelInfo] = []
         self._by_index: dict[int, ServedModel] = {}  # as control orders them: of one name's forms, the one to use first
+        self.known = asyncio.Event()
+        """Set while control knows a model; clear until the first engine has joined."""
         self._seen: dict[Reach, list[ServedModel]] = {}  # what programs of a reach see, since the last change
         self._info: dict[int, bytes] = {}
         self._tokenizers: dict[str, AnyTokenizer] = {}
@@ -145,6 +147,7 @@ class ModelTable:
             except (ValueError, TypeError) as e:
                 log.warning("control announced model %r with a spec that can't be read: %s", info.name, e)
         self._by_index = models
+        (self.known.set if models else self.known.clear)()
         self._info, self._seen = {}, {}
         for model in models.values():
             digest = model.spec.tokenizer_digest

@@ -17,7 +17,7 @@ import pytest
 from tartlet_common.abi import Flag, Op, Record
 from tartlet_common.capabilities import Grant
 from tartlet_common.engine.pools import ANYWHERE, Reach
-from tartlet_common.errors.registry import ResourceQuotaExceeded, TartletError, TooManyCommands
+from tartlet_common.errors.registry import NoEngine, ResourceQuotaExceeded, TartletError, TooManyCommands
 from tartlet_protos import control_pb2
 from tartlet_runtime.abi.limits import MAX_DEFERRED, MAX_DEFERRED_BYTES
 from tartlet_runtime.answers.deferred import THREADS, Bench, Deferred, Job
@@ -111,6 +111,15 @@ async def loaded(directory: Path, tasks: asyncio.TaskGroup, **spec: Any) -> Asyn
         ops.close()
 
 
+def empty_table(directory: Path, tasks: asyncio.TaskGroup) -> ModelTable:
+    """A table of a runtime whose control knows no model."""
+
+    async def fetch(_digest: str) -> bytes:
+        return tokenizer_json()
+
+    return ModelTable(directory, fetch, tasks.create_task, Ledger(4 << 30))
+
+
 async def test_parts_of_a_large_vocabulary_are_packed_beside_the_loop_and_only_for_who_awaits_them(
     tmp_path: Path,
 ) -> None:
@@ -143,6 +152,40 @@ async def test_what_programs_read_of_a_model_says_what_a_batch_takes(tmp_path: P
         caller = Caller()
         ops.run(caller, row(Op.GET_MODEL), b"")
         assert json.loads(caller.answers[0][1])["max_batch_tokens"] == 77
+
+
+async def test_a_program_that_asks_for_a_model_waits_for_the_first_engine(tmp_path: Path) -> None:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        models = empty_table(tmp_path, tasks)
+        ops = LocalOps(models, tasks.create_task, no_requests(), no_children(), first_engine_s=60)
+        caller = Caller(model="")
+        ops.run(caller, row(Op.GET_MODEL), b"")
+        for _ in range(MAX_DEFERRED):
+            ops.run(caller, row(Op.GET_MODEL, 2), b"")
+        assert (caller.answers, [type(e) for e in caller.errors]) == ([], [TooManyCommands])
+        models.update([control_pb2.ModelInfo(index=0, name="fake", spec_json=json.dumps(asdict(engine_spec())))])
+        await until(lambda: len(caller.answers) == MAX_DEFERRED)
+        assert json.loads(caller.answers[0][1])["name"] == "fake"
+        assert caller.deferred == Deferred()
+        models.update([])  # control begins anew
+        ops.run(caller, row(Op.GET_MODEL, 3), b"")
+        assert len(caller.answers) == MAX_DEFERRED
+        ops.run(caller, row(Op.GET_MODEL, 4, flags=0), b"")
+        ops.close()
+        models.update([control_pb2.ModelInfo(index=0, name="fake", spec_json=json.dumps(asdict(engine_spec())))])
+        await until(lambda: caller.deferred == Deferred())
+        assert caller.answers[-1][0] == 3
+
+
+async def test_a_program_that_asks_for_a_model_is_refused_if_no_engine_joins(tmp_path: Path) -> None:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        ops = LocalOps(empty_table(tmp_path, tasks), tasks.create_task, no_requests(), no_children(), first_engine_s=0)
+        caller = Caller()
+        ops.run(caller, row(Op.GET_MODEL), b"")
+        await until(lambda: bool(caller.errors))
+        assert (caller.answers, [type(e) for e in caller.errors]) == ([], [NoEngine])
+        assert caller.deferred == Deferred()
+        ops.close()
 
 
 async def test_one_programs_jobs_are_bounded_run_one_by_one_and_leave_the_process_its_threads() -> None:
