@@ -341,10 +341,7 @@ class Disconnected(TartletError):
 @_register(407, retryable=True)
 class NoEngine(TartletError):
     message = "no engine is ready"
-    remedy = (
-        "Wait until an engine is ready: `tartlet serve` has then printed `serving at`, and `tartlet doctor` shows it; "
-        "on a cluster, `kubectl get enginepool` does."
-    )
+    remedy = "Wait until `tartlet serve` says `serving at`; `tartlet doctor` or `kubectl get enginepool` shows engines."
 
 
 @_register(408, retryable=True)

@@ -608,7 +608,7 @@ class NoEngine(LostError):
     number: ClassVar[int] = 407
     message: ClassVar[str] = "no engine is ready"
     remedy: ClassVar[str] = (
-        "Wait until an engine is ready: `tartlet serve` has then printed `serving at`, and `tartlet doctor` shows it; on a cluster, `kubectl get enginepool` does."
+        "Wait until `tartlet serve` says `serving at`; `tartlet doctor` or `kubectl get enginepool` shows engines."
     )
     retryable: ClassVar[bool] = True
 
