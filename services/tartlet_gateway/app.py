@@ -52,7 +52,7 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
     stopped = asyncio.Event()
     try:
         routes = router(backends, stopped)
-        app = guarded(routes, identities, settings)
+        app = guarded(backends.held(routes), identities, settings)
         if settings.health_address or telemetry.enabled():
             app = Metered(app, partial(pattern, routes))
         app = Traced(app, partial(pattern, routes), _facts)

@@ -57,7 +57,8 @@ class Responses(Answers[ResponseRequest]):
     async def answer(self, exchange: Exchange, request: ResponseRequest, chat: ChatRequest, session: Session) -> None:
         """Launch the run that answers, and write its reply."""
         caller = caller_of(exchange.scope)
-        shelf = Shelf(self._backends.of(caller).client, self._backends.kept.stored_s)
+        backend = self._backends.of(caller)
+        shelf = Shelf(backend.client, self._backends.kept.stored_s, backend.hold)
         root = ""
         if request.previous_response_id is not None:
             records = await self._conversation(request.previous_response_id, shelf)

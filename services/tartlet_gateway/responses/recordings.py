@@ -289,13 +289,14 @@ class Recordings:
         *,
         kept: bool = False,
     ) -> Recording:
-        """Follow a run."""
+        """Follow a run. Its tenant's client stays open until its end."""
+        release = shelf.hold()
         recording = Recording(record, run, shelf, kept=kept)
         recording.gateway, recording.resume_s = self.gateway, self._resume_s
         if on_end is not None:
             recording.on_end = on_end
         self._running[record.id] = recording
-        recording.task.add_done_callback(lambda done: self._ended(recording, done))
+        recording.task.add_done_callback(lambda done: self._ended(recording, done, release))
         return recording
 
     async def of(self, record: Record, shelf: Shelf) -> Recording:
@@ -308,7 +309,8 @@ class Recordings:
             return running
         return self.begin(record, await shelf.client.attach(record.program_id), shelf, kept=True)
 
-    def _ended(self, recording: Recording, done: asyncio.Task[None]) -> None:
+    def _ended(self, recording: Recording, done: asyncio.Task[None], release: Callable[[], None]) -> None:
+        release()
         if self._running.get(recording.record.id) is recording:
             del self._running[recording.record.id]
         if not done.cancelled() and (e := done.exception()) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -21,11 +22,15 @@ class Shelf:
 
     Args:
         client: acts for the tenant alone.
-        kept_s: for how long responses are stored.
+        kept_s: for how long responses are stored, in seconds.
+        hold: keeps the client open until what it returns is called, once.
     """
 
-    def __init__(self, client: tartlet.AsyncClient, kept_s: float) -> None:
+    def __init__(
+        self, client: tartlet.AsyncClient, kept_s: float, hold: Callable[[], Callable[[], None]] | None = None
+    ) -> None:
         self.client = client
+        self.hold = hold or _unheld
         self._kept_s = kept_s
 
     async def put(self, record: Record, *, existing: bool = False) -> bool:
@@ -110,3 +115,8 @@ class Shelf:
 
 def _key(given: str) -> str:
     return f"responses/{given}"
+
+
+def _unheld() -> Callable[[], None]:
+    """Return a no-op: nobody closes the client."""
+    return lambda: None

@@ -158,6 +158,7 @@ class Stored:
                 await exchange.reply(200, msgspec.json.encode(answer), [JSON])
 
     async def _answer(self, exchange: Exchange) -> dict[str, Any] | None:
-        shelf = Shelf(self._backends.of(caller_of(exchange.scope)).client, self._backends.kept.stored_s)
+        backend = self._backends.of(caller_of(exchange.scope))
+        shelf = Shelf(backend.client, self._backends.kept.stored_s, backend.hold)
         given = str(exchange.scope["path_params"]["name"])
         return await self._handler(Call(exchange, shelf, self._recordings, given))

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import tartlet
@@ -33,6 +34,11 @@ ANSWER_S: Final = 10.0
 _ENDED: Final = frozenset({"succeeded", "failed"})
 
 
+def _unheld(_tenant: str | None) -> Callable[[], None]:
+    """Return a no-op: nobody closes clients."""
+    return lambda: None
+
+
 @dataclass(slots=True)
 class _Held:
     place: Place
@@ -45,11 +51,18 @@ class Lasting:
     Args:
         tick_s: how often a watcher looks whether it has to ask, in seconds.
         clock: seconds that never jump back.
+        hold: keeps a tenant's client open until what it returns is called.
     """
 
-    def __init__(self, tick_s: float = TICK_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        tick_s: float = TICK_S,
+        clock: Callable[[], float] = time.monotonic,
+        hold: Callable[[str | None], Callable[[], None]] = _unheld,
+    ) -> None:
         self._tick_s = tick_s
         self._clock = clock
+        self._hold = hold
         self._tenants: dict[str | None, dict[str, _Held]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -62,7 +75,7 @@ class Lasting:
         place = caller.hold(spec.idempotency_key)
         if place is None:
             return await client.launch(spec=spec)
-        return await asyncio.shield(self._task(self._launch(client, caller.tenant, spec, place)))
+        return await asyncio.shield(self._task(caller.tenant, self._launch(client, caller.tenant, spec, place)))
 
     def ended(self, tenant: str | None, program_id: str) -> None:
         """Count a program as ended; one that isn't counted is no matter."""
@@ -87,7 +100,7 @@ class Lasting:
         held = self._tenants.get(tenant)
         if held is None:
             held = self._tenants[tenant] = {}
-            self._task(self._watch(client, tenant, held, place.refusals))
+            self._task(tenant, self._watch(client, tenant, held, place.refusals))
         if accepted.program_id in held:  # another launch had its idempotency key
             place.release()
         else:
@@ -139,13 +152,14 @@ class Lasting:
             and (program_id in over or now_s - missing_s >= MISSING_S)
         ]
 
-    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _task(self, tenant: str | None, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(partial(self._done, self._hold(tenant)))
         return task
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _done(self, release: Callable[[], None], task: asyncio.Task[Any]) -> None:
+        release()
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # a launch whose client has left is asked by nobody why it failed
