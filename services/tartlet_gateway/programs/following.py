@@ -82,22 +82,28 @@ async def follow(exchange: Exchange, run: tartlet.Run, opening: bytes = b"") -> 
                 async with asyncio.timeout(FOUND_S):
                     await run.found()
             await exchange.start(200, sse.HEADERS)
-        await _write_all(exchange, run, of)
+        await _write_all(exchange, run, of, run.program_id)
     finally:
         run.cancel()
 
 
-async def follow_calls(exchange: Exchange, told: AsyncGenerator[dict[str, Any], None]) -> None:
+async def follow_calls(exchange: Exchange, told: AsyncGenerator[dict[str, Any], None], program_id: str) -> None:
     """Write a program's calls to its end: events `trace`, then `calls`.
 
     Raises:
         TartletError: the calls can't be followed, and nothing was written yet.
     """
+
+    def of(value: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "calls" if "calls" in value else "trace", "program_id": program_id, **value}
+
     async with aclosing(told):
-        await _write_all(exchange, told, lambda value: {"type": "calls" if "calls" in value else "trace", **value})
+        await _write_all(exchange, told, of, program_id)
 
 
-async def _write_all(exchange: Exchange, source: AsyncIterator[T], form: Callable[[T], dict[str, Any]]) -> None:
+async def _write_all(
+    exchange: Exchange, source: AsyncIterator[T], form: Callable[[T], dict[str, Any]], program_id: str
+) -> None:
     """Write an event for each item of a source, a comment while none comes, and the error in which the source ends."""
     try:
         async with aclosing(paced(source, lambda: COMMENT_S if exchange.started else FOUND_S)) as items:
@@ -108,7 +114,7 @@ async def _write_all(exchange: Exchange, source: AsyncIterator[T], form: Callabl
             raise
         error = TypedError(e)
         exchange.fail(error.status)
-        await exchange.write(encoded({"type": "error", **error.body}))
+        await exchange.write(encoded({"type": "error", "program_id": program_id, **error.body}))
     await exchange.write(b"", more=False)
 
 

@@ -81,7 +81,7 @@ async def trace(call: Call) -> None:
     """Follow a program's calls."""
     call.caller.program_id = call.name
     every_s = call.number("every_s", 0.25, 60.0)
-    await follow_calls(call.exchange, watch_program(call.client, call.name, every_s))
+    await follow_calls(call.exchange, watch_program(call.client, call.name, every_s), call.name)
 
 
 async def journal(call: Call) -> Answer:

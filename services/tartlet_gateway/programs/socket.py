@@ -174,7 +174,7 @@ class _Connection:
                     self._caller.saw_end(event)
                 await self._tell(event_value(event))
         except TartletError as e:
-            await self._tell({"type": "error", **TypedError(e).body})
+            await self._tell({"type": "error", "program_id": self._run.program_id, **TypedError(e).body})
 
     async def _tell(self, value: dict[str, Any]) -> None:
         try:

@@ -27,14 +27,20 @@ def bytes_of(data: bytes) -> dict[str, str]:
 
 
 def event_value(event: tartlet.Event) -> dict[str, Any]:
-    """Return an event of a program; `type` says which."""
+    """Return an event of a program; `type` says which, and `program_id` whose.
+
+    Example:
+        >>> event_value(tartlet.Stdout("c6fe2a40", 3, b"hi"))
+        {'type': 'stdout', 'program_id': 'c6fe2a40', 'offset': 3, 'text': 'hi'}
+    """
+    told = {"type": type(event).__name__.lower(), "program_id": event.program_id}
     match event:
         case tartlet.Accepted():
-            return {"type": "accepted", "id": event.program_id}
+            return {**told, "id": event.program_id}
         case tartlet.Ended():
-            return {"type": "ended", "offset": event.offset, **end_value(event)}
+            return {**told, "offset": event.offset, **end_value(event)}
         case _:
-            return {"type": type(event).__name__.lower(), "offset": event.offset, **bytes_of(event.data)}
+            return {**told, "offset": event.offset, **bytes_of(event.data)}
 
 
 def end_value(ended: tartlet.Ended) -> dict[str, Any]:

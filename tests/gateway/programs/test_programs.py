@@ -71,6 +71,7 @@ def test_a_program_is_launched_messaged_and_followed_to_its_end(http: httpx.Clie
     say(http, program, "bye")
     events = follow(http, program)
     assert [number for number, _ in events] == [str(event["offset"]) for _, event in events]
+    assert {event["program_id"] for _, event in events} == {program}
     told = [(e["type"], e.get("text", e.get("data"))) for _, e in events]
     assert ("stdout", "begins a b\n") in told
     assert [said for kind, said in told if kind == "message"] == [
@@ -108,6 +109,7 @@ def test_a_launch_can_stream_and_end_with_its_client(http: httpx.Client) -> None
             kind, accepted = next(read(reply.iter_lines()))
             assert (kind, accepted["type"]) == ("", "accepted")
             program = accepted["id"]
+            assert accepted["program_id"] == program
         deadline = time.monotonic() + 20
         while (now := http.get(f"{PROGRAMS}/{program}").json()["state"]) != state:
             assert time.monotonic() < deadline, now
@@ -313,10 +315,11 @@ async def main():
         program = launch(http, source)
         with http.stream("GET", f"{PROGRAMS}/{program}/trace", params={"every_s": "0.1"}) as reply:
             told = (event for _, event in read(reply.iter_lines()))
-            assert next(told) == {"type": "trace", "trace_id": ""}
+            assert next(told) == {"type": "trace", "program_id": program, "trace_id": ""}
             say(http, program, "go")
             events = list(told)
         assert http.get(f"{PROGRAMS}/{program}/result").json()["success"]
+    assert {event["program_id"] for event in events} == {program}
     calls = [call for event in events for call in event["calls"]]
     assert {event["left_out"] for event in events} == {0}
     assert sum(call["call"] == "sample" for call in calls) == 20

@@ -40,12 +40,12 @@ def until(socket: ClientConnection, **wanted: Any) -> dict[str, Any]:
 
 def test_one_connection_launches_talks_and_reads_to_the_end(socket: ClientConnection) -> None:
     tell(socket, type="launch", program={"source": ECHO})
-    assert until(socket, type="accepted")["id"]
+    program = until(socket, type="accepted")["id"]
     for text, told in (("one", "ONE"), ("two", "TWO")):
         tell(socket, type="send", text=text)
-        until(socket, type="message", text=told)
+        until(socket, type="message", text=told, program_id=program)
     tell(socket, type="send", text="bye")
-    assert until(socket, type="ended")["result"] == "done"
+    assert until(socket, type="ended", program_id=program)["result"] == "done"
     assert list(socket) == []  # the server closes behind the end
 
 
