@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from inspect import isfunction
+from typing import Any, get_type_hints
 
 import pytest
 
+import inferlet.grammar
 from inferlet import Context, Grammar, Greedy, StopTokens, Temperature, Until, json_schema, regex
 from inferlet.errors import InvalidArgument
 from inferlet.sampling import AnySampler
@@ -118,3 +120,20 @@ def test_a_wrong_option_is_refused_as_ever() -> None:
                 ctx.generate(grammar=RECORD, skip_forced=True, presence_penalty="much")  # type: ignore[arg-type]
 
     run(MiniHost(), main)
+
+
+def test_the_refusal_of_what_is_no_grammar_names_each_function_that_gives_one() -> None:
+    hints = {name: get_type_hints(made) for name, made in vars(inferlet.grammar).items() if isfunction(made)}
+    forms = {name for name, types in hints.items() if types.get("return") is Grammar}
+    assert {"json_schema", "regex"} < forms
+
+    async def main() -> InvalidArgument:
+        async with Context() as ctx:
+            ctx.fill("A")
+            with pytest.raises(InvalidArgument) as refused:
+                ctx.generate(grammar="[0-9]+")  # type: ignore[arg-type]
+            return refused.value
+
+    error = run(MiniHost(), main)
+    assert error.fields["argument"] == "grammar"
+    assert {form for form in forms if form in error.fields["detail"]} == forms

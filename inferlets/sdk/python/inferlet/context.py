@@ -129,7 +129,9 @@ class Context(Paging):
         if skip_forced and isinstance(chosen, Sampler) and options.pack(0) == Options(follows=True).pack(0):
             options = Options(follows=True, forced=True)
         if grammar is not None and not isinstance(grammar, Grammar):
-            raise InvalidArgument(argument="grammar", detail=f"json_schema or regex gives one, not {shown(grammar)}")
+            raise InvalidArgument(
+                argument="grammar", detail=f"json_schema, regex, lark and ebnf give one, not {shown(grammar)}"
+            )
         self._active = Generation(
             self,
             self._cache,
