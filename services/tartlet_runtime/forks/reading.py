@@ -77,7 +77,10 @@ class JournalReader:
             except UnknownProgram:
                 if program is None:
                     raise
-                raise NoJournal(program=program.program_id, why="it is gone, or not stored yet") from None
+                why = (
+                    "it is not stored yet, or gone: those of programs that succeeded are kept with keep_journals alone"
+                )
+                raise NoJournal(program=program.program_id, why=why) from None
             least = _LEAST_BYTES + (_COMPILER_BYTES if parsed.header.language == common_pb2.Source.WASM else 0)
             most = least + _memory_of(parsed.header) + _COPIES * parsed.size
             share = self._ledger.take_share(Use.PROGRAMS, least, most)

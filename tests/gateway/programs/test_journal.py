@@ -125,6 +125,16 @@ def test_programs_without_a_journal_are_told_apart_from_unknown_ones(http: httpx
         assert reply.json()["error"].get("tartlet", {}).get("name") in (None, "UnknownProgram")
 
 
+def test_the_refusal_of_a_dropped_journal_names_the_setting_that_keeps_it(http: httpx.Client) -> None:
+    program = http.post("/v1/programs", json={"source": "async def main():\n    return 1\n"}).json()["id"]
+    assert http.get(f"/v1/programs/{program}/result").json()["success"]
+    deadline = time.monotonic() + 240
+    while (reply := http.get(f"/v1/programs/{program}/journal")).status_code == 200:
+        assert time.monotonic() < deadline
+    error = reply.json()["error"]["tartlet"]
+    assert (reply.status_code, error["name"], "keep_journals" in error["fields"]["why"]) == (404, "NoJournal", True)
+
+
 def test_another_tenants_journal_is_an_unknown_programs(gateway: Gateway, tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     keys = [
