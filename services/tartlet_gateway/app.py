@@ -15,6 +15,7 @@ from tartlet_common.errors.registry import InvalidConfig
 from tartlet_common.process.role import Notify
 from tartlet_common.rpc.endpoints import Tls
 from tartlet_common.telemetry import names, telemetry
+from tartlet_gateway.access.audit import RefusedRequests
 from tartlet_gateway.access.gate import Gate
 from tartlet_gateway.access.identities import Identities
 from tartlet_gateway.access.identity import Authenticator
@@ -49,10 +50,10 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
     control = settings.control or None
     kept = Keeping(settings.responses_kept_s, settings.responses_resume_s)
     backends = Backends(settings.runtime, Tls.of(settings), control, settings.body_bytes, kept)
-    stopped = asyncio.Event()
+    stopped, refused = asyncio.Event(), RefusedRequests()
     try:
         routes = router(backends, stopped)
-        app = guarded(backends.held(routes), identities, settings)
+        app = guarded(backends.held(routes), identities, settings, refused)
         if settings.health_address or telemetry.enabled():
             app = Metered(app, partial(pattern, routes))
         app = Traced(app, partial(pattern, routes), _facts)
@@ -60,6 +61,7 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
         await serve(app, listener, lambda: notify.ready(url), stopped.set, settings.body_bytes, certificate)
     finally:
         notify.set_ready("draining")
+        refused.close()
         await backends.close()
         if identities is not None:
             await identities.close()
@@ -93,11 +95,13 @@ def identities_of(settings: GatewaySettings) -> Identities | None:
     return Identities(keys, tokens) if keys is not None or tokens else None
 
 
-def guarded(app: ASGIApp, identities: Identities | None, settings: GatewaySettings) -> ASGIApp:
+def guarded(
+    app: ASGIApp, identities: Identities | None, settings: GatewaySettings, refused: RefusedRequests
+) -> ASGIApp:
     """Return the application behind the checks of callers, rates, hosts and origins."""
     if identities is not None:
         rate = Rate(settings.tenant_requests_per_minute, settings.tenant_tokens_per_minute, settings.tenant_concurrency)
-        app = Gate(app, identities, rate, settings.replicas)
+        app = Gate(app, identities, rate, settings.replicas, refused=refused)
     return Guard(app, frozenset(listed(settings.origins)), refuse, local=identities is None)
 
 

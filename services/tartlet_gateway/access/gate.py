@@ -1,9 +1,7 @@
-"""ASGI middleware that asks for a key or a token, bounds tenants' rates, and writes the audit log."""
+"""ASGI middleware that asks for a key or a token, bounds tenants' rates, and notes each request in the audit log."""
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 import re
 import time
@@ -15,12 +13,12 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tartlet_common.errors.registry import Overloaded
+from tartlet_gateway.access.audit import RefusedRequests, note
 from tartlet_gateway.access.identities import Identities
 from tartlet_gateway.access.identity import Identity
 from tartlet_gateway.access.rates import Rate, Refusal, Tenant, share
 from tartlet_gateway.http.exchange import ClientGoneError, Exchange, Headers, Outcome
 from tartlet_gateway.http.subprotocol import key_of
-from tartlet_gateway.http.traced import trace_of
 from tartlet_gateway.openai.errors import JSON, ApiError, answer
 from tartlet_gateway.programs.errors import TypedError
 from tartlet_gateway.runs.caller import Caller, Place, set_caller
@@ -39,7 +37,6 @@ NO_LONGER_ALLOWED: Final = 1008
 """The close code of a WebSocket whose key is no longer valid."""
 MOST_OPEN: Final = 1000
 """Requests, streams and WebSockets that one tenant may have open at a gateway."""
-audit = logging.getLogger("tartlet.audit")
 
 
 class Gate:
@@ -51,6 +48,7 @@ class Gate:
         default: what a tenant may do that the file of keys doesn't name, over all gateways.
         replicas: how many gateways share a tenant's rate.
         clock: seconds that never jump back.
+        refused: writes down those who aren't let in; None: one of the gate's own.
     """
 
     def __init__(
@@ -60,12 +58,14 @@ class Gate:
         default: Rate,
         replicas: int,
         clock: Callable[[], float] = time.monotonic,
+        refused: RefusedRequests | None = None,
     ) -> None:
         self._app = app
         self._identities = identities
         self._default = default
         self._replicas = replicas
         self._clock = clock
+        self._refused = refused or RefusedRequests()
         self._tenants: dict[str, Tenant] = {}
         self._open: Counter[str] = Counter()
 
@@ -80,7 +80,7 @@ class Gate:
             identity = await self._identities.identify(text)
         except ApiError as e:
             await answer(exchange, e)
-            _note(scope, Caller(), e.status, 0.0)
+            self._refused.note(scope, e.status)
             return
         await self._admitted(identity, scope, *self._while_valid(text, receive, send))
 
@@ -127,7 +127,7 @@ class Gate:
         if self._open[identity.tenant] >= MOST_OPEN:
             error = ApiError(429, f"{MOST_OPEN} requests are open: end some of them first.", code="too_many_open")
             await answer(Exchange(scope, receive, told), error)
-            _note(scope, caller, outcome.status, 0.0)
+            note(scope, caller, outcome.status, 0.0)
             return
         self._open[identity.tenant] += 1
         try:
@@ -145,7 +145,7 @@ class Gate:
             if caller.tokens and caller.program_id and not tenant.is_first(caller.program_id):
                 caller.tokens = 0
             admission.end(caller.tokens)
-            _note(scope, caller, accepted or outcome.status, self._clock() - began_s)
+            note(scope, caller, accepted or outcome.status, self._clock() - began_s)
 
     def _tenant(self, name: str, now_s: float) -> Tenant:
         limits = self._identities.limits(name)
@@ -272,22 +272,3 @@ class _TooManyError(ApiError):
             )
         typed = TypedError(Overloaded(what=what, limit=refusal.limit)).body["error"]["tartlet"]
         return {"error": super().body["error"] | {"tartlet": typed}}
-
-
-def _note(scope: Scope, caller: Caller, status: int, took_s: float) -> None:
-    """Write who did what and when. A prompt or an answer is never written."""
-    entry = {
-        "tenant": caller.tenant,
-        "key": caller.key_id,
-        "subject": caller.subject,
-        "client": (scope.get("client") or ("",))[0],
-        "method": scope["method"],
-        "path": scope["path"][:200],
-        "model": caller.model[:200],
-        "program": caller.program_id,
-        "status": status,
-        "tokens": caller.tokens,
-        "took_ms": round(took_s * 1e3),
-        "trace": trace_of(scope),
-    }
-    audit.info("%s", json.dumps(entry))
