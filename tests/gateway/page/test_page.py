@@ -175,6 +175,17 @@ async def test_a_key_is_asked_for_and_other_tenants_programs_are_not_shown(serve
         out(served.server.run_dir, "kill", each)
 
 
+async def test_a_page_that_has_not_heard_anything_yet_counts_nothing(served: Gateway) -> None:
+    async with browser() as shown:
+        opened = await shown.new_page()
+        opened.set_default_timeout(WAIT_MS)
+        await opened.route_web_socket("**/v1/live", lambda _: None)  # the connection stands, and nothing comes
+        for tab, empty in (("programs", "No program runs"), ("engines", "No engine is connected")):
+            await opened.goto(f"{served.url}/#{tab}")
+            await expect(opened.get_by_role("heading", level=2)).to_have_text(re.compile("connecting$"))
+            await expect(opened.get_by_text(empty)).to_have_count(0)
+
+
 async def test_a_page_says_that_control_is_away_and_goes_on_when_it_is_back(served: Gateway) -> None:
     async with page(served.url) as shown:
         status = shown.get_by_role("status")

@@ -25,9 +25,11 @@ function Pages({ pool }) {
 export function Engines({ live }) {
   const engines = [...live.engines.values()];
   return html`<section aria-labelledby="engines">
-    <h2 id="engines">Engines <span class="count">${engines.length}</span></h2>
+    <h2 id="engines">Engines <span class="count">${live.known ? engines.length : "connecting"}</span></h2>
     <${Line} values=${live.rates} />
-    ${engines.length === 0
+    ${!live.known
+      ? null
+      : engines.length === 0
       ? html`<p class="empty">No engine is connected. Programs wait until one is.</p>`
       : html`<ul class="engines">
           ${engines.map(

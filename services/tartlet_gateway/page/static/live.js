@@ -11,6 +11,7 @@ export const state = {
   programs: new Map(),
   members: 0, // grows when programs come or go
   totals: {},
+  known: false, // whether the gateway has told anything yet
   connection: "connecting", // connecting, live, control-away, gateway-away, key
   steps: new Map(), // the latest steps of each engine
   rates: [], // tokens a second, newest last
@@ -60,6 +61,7 @@ export function apply(message) {
   }
   for (const id of message.programs_gone) state.members += state.programs.delete(id) ? 1 : 0;
   state.totals = message.totals;
+  state.known = true;
   state.connection = message.connected ? "live" : "control-away";
 }
 

@@ -55,11 +55,14 @@ export function Programs({ live }) {
   };
 
   const more = live.totals.programs_left_out;
+  const count = live.known ? `${live.totals.programs ?? 0} running` : "connecting";
   return html`
     <section aria-labelledby="programs">
-      <h2 id="programs">Programs <span class="count">${live.totals.programs ?? 0} running</span></h2>
+      <h2 id="programs">Programs <span class="count">${count}</span></h2>
       ${more ? html`<p>${more} older programs run too, and aren't listed.</p>` : null}
-      ${rows.length === 0
+      ${!live.known
+        ? null
+        : rows.length === 0
         ? html`<p class="empty">No program runs. Start one in the <a href="#playground">playground</a>, or with
             <code> tartlet run</code>.</p>`
         : html`<div class="grid" role="grid" aria-label="Running programs" aria-rowcount=${rows.length + 1}
