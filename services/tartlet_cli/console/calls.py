@@ -55,7 +55,7 @@ def connect(server: str | None) -> AsyncClient:
 
 
 def restarting(error: Unavailable, address: str) -> Unavailable:
-    """Return the error of a server that can't be reached; it says so if a `tartlet serve` starts that server again."""
+    """Return the error of a server that can't be reached; it says so if a `tartlet serve` starts or restarts it."""
     from tartlet.local import holder
     from tartlet_common.errors.registry import Unavailable
     from tartlet_common.rpc.endpoints import unix_path
@@ -64,7 +64,7 @@ def restarting(error: Unavailable, address: str) -> Unavailable:
     process = holder(path.parent) if path is not None else None
     if process is None:
         return error
-    remedy = f"`tartlet serve` (process {process}) runs, and starts it again: try once more."
+    remedy = f"`tartlet serve` (process {process}) is starting the server: wait a moment, and try again."
     return Unavailable(**error.fields | {"remedy": remedy})
 
 
