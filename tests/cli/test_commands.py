@@ -121,8 +121,9 @@ def test_a_program_is_launched_listed_messaged_followed_and_killed(server: Servi
     subprocess.run(command("send", program), env=environment(d), input=b"stop", check=True)
     assert out(d, "attach", program) == "ready\necho one\nanswered 1\n"
     assert program not in out(d, "ps")
-    listed = [json.loads(line) for line in out(d, "ps", "--all", "--json").splitlines()]
-    assert [(p["state"], p["model"]) for p in listed if p["program_id"] == program] == [("succeeded", "fake")]
+    for flag in ("--all", "--ended"):
+        listed = [json.loads(line) for line in out(d, "ps", flag, "--json").splitlines()]
+        assert [(p["state"], p["model"]) for p in listed if p["program_id"] == program] == [("succeeded", "fake")]
 
     many = out(d, "launch", "--count", "3", str(PROGRAMS / "waits.py")).split()
     assert len(set(many)) == 3

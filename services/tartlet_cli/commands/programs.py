@@ -140,7 +140,14 @@ def opening(server: str | None, options: dict[str, Any]) -> Callable[[], Abstrac
 
 
 @click.command()
-@click.option("-a", "--all", "ended", is_flag=True, help="List ended programs too.")
+@click.option(
+    "-a",
+    "--all",
+    "--ended",
+    "ended",
+    is_flag=True,
+    help="List ended programs too, for as long as their output is kept.",
+)
 @place_options
 @json_option
 def ps(server: str | None, *, ended: bool, as_json: bool, **options: Any) -> None:
