@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import tartlet
-from tartlet_gateway.http.protocol import HEADERS_S, MAX_HEADER_BYTES
+from tartlet_gateway.http.protocol import HEADERS_S, MAX_HEADER_BYTES, MOST_PARTS
 from tartlet_gateway.runs.models import FRESH_S
 from tests.gateway.conftest import Gateway
 
@@ -96,6 +96,26 @@ def test_headers_that_never_end_are_given_up(gateway: Gateway) -> None:
 def test_headers_without_bound_are_refused(gateway: Gateway, size: int, end: bytes) -> None:
     flood = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: " + b"a" * size + end
     assert raw(gateway, flood, timeout_s=10).startswith(b"HTTP/1.1 431 ")
+
+
+CHUNKED = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
+def test_a_body_in_too_many_chunks_is_refused(gateway: Gateway) -> None:
+    answer = raw(gateway, CHUNKED + b"1\r\n \r\n" * (MOST_PARTS + 1), timeout_s=60)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 413 ")
+    assert json.loads(body)["error"]["code"] == "too_many_parts"
+
+
+def test_a_body_in_many_chunks_is_read(gateway: Gateway) -> None:
+    text = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}).encode()
+    parts = [b" "] * (MOST_PARTS - 1 - len(text)) + [text[at : at + 1] for at in range(len(text))]
+    answer = raw(gateway, CHUNKED + b"".join(b"1\r\n%s\r\n" % part for part in parts) + b"0\r\n\r\n", timeout_s=60)
+    assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 def test_bytes_that_are_no_http_are_refused(gateway: Gateway) -> None:

@@ -255,7 +255,8 @@ async def test_a_tenant_has_so_many_requests_at_once(
     time.sleep(1.2)  # noqa: ASYNC251 - the gateway looks at the file each second
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(base_url=own.url, headers=headers, timeout=30) as http:
-        async with http.stream("POST", CHAT, json=BODY | {"max_tokens": 500, "stream": True}) as running:
+        long = BODY | {"max_tokens": 500, "ignore_eos": True, "stream": True}
+        async with http.stream("POST", CHAT, json=long) as running:
             assert running.status_code == 200
             assert (await http.post(CHAT, json=BODY)).status_code == 429
         async with http.stream("GET", "/v1/models") as models:

@@ -8,10 +8,20 @@ from typing import Any, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tartlet_gateway.http import refusal
+from tartlet_gateway.http.refusal import Refusal
+
 HEADERS_S: Final = 10.0
 """How long a client may take from its first byte (or from connecting) to the end of its headers."""
 MAX_HEADER_BYTES: Final = 64 << 10
 """The longest request line and headers together."""
+MOST_PARTS: Final = 1 << 16
+"""Parts in which a body may come: chunks, or what the network delivers at once. Each costs time, also an empty one."""
+MANY_PARTS: Final = Refusal(
+    b"413 Content Too Large",
+    "too_many_parts",
+    f"The body came in more than {MOST_PARTS} parts: send it whole, or in longer chunks.",
+)
 _OF_UPGRADE: Final = frozenset({b"upgrade", b"http2-settings"})
 """Headers that offer another protocol, and what `Connection` names them by."""
 _AROUND: Final = 4
@@ -19,11 +29,12 @@ _AROUND: Final = 4
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections whose headers are late or too long."""
+    """Closes connections whose headers are late or too long, or whose bodies come in too many parts."""
 
     _deadline: asyncio.TimerHandle | None = None
     _header_bytes = 0
     _taken_bytes = 0
+    _parts = 0
     _in_headers = True
     _dropping = False
     _offered = b""  # the method of a request that offers another protocol, until it is parsed again
@@ -44,7 +55,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._header_bytes += len(data)
         self._feed(data)
         if self._in_headers and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-            self._refuse(b"431 Request Header Fields Too Large")
+            self._refuse(refusal.LONG_HEADERS)
 
     def on_url(self, url: bytes) -> None:
         """Count the request line."""
@@ -57,9 +68,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, or has headers past the bound, which end the parsing too."""
-        if self._taken_bytes > MAX_HEADER_BYTES:
-            self._refuse(b"431 Request Header Fields Too Large")
+        """Answer what is no HTTP, or has headers or parts past their bound, which end the parsing too."""
+        if self._parts > MOST_PARTS:
+            self._refuse_body()
+        elif self._taken_bytes > MAX_HEADER_BYTES:
+            self._refuse(refusal.LONG_HEADERS)
         elif self._replying:
             self.transport.close()  # behind a request whose reply is under way
         else:
@@ -68,7 +81,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Start the deadline of the next request on a connection that is kept open."""
         super().on_message_begin()
-        self._taken_bytes = 0
+        self._taken_bytes = self._parts = 0
         self._begin_headers()
 
     def on_headers_complete(self) -> Any:
@@ -91,7 +104,10 @@ class BoundedProtocol(HttpToolsProtocol):
         return super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of a body, unless its request is dropped."""
+        """Take a part of a body, unless its request is dropped; end the parsing past the bound of parts."""
+        self._parts += 1
+        if self._parts > MOST_PARTS:
+            raise ValueError(MOST_PARTS)  # the parser passes it on, and `_feed` calls `send_400_response`
         if not self._dropping:
             super().on_body(body)
 
@@ -147,7 +163,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.url.isascii() and all(name.isascii() for name, _ in self.headers):
             super().handle_websocket_upgrade()
         else:
-            self._refuse(b"400 Bad Request")
+            self._refuse(refusal.UNREADABLE)
 
     @property
     def _replying(self) -> bool:
@@ -158,7 +174,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._deadline is None:
             self._header_bytes = 0
             self._in_headers = True
-            self._deadline = self.loop.call_later(HEADERS_S, self._refuse, b"408 Request Timeout")
+            self._deadline = self.loop.call_later(HEADERS_S, self._refuse, refusal.LATE)
 
     def _end_headers(self) -> None:
         self._in_headers = False
@@ -166,11 +182,20 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
-    def _refuse(self, status: bytes) -> None:
+    def _refuse(self, reply: Refusal) -> None:
         """Answer and close; where a reply is under way, only close: bytes between its chunks would be read as its."""
         self._end_headers()
         if self._replying:
             self.transport.close()
         elif not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+            self.transport.write(reply.to_bytes())
             self.transport.close()
+
+    def _refuse_body(self) -> None:
+        """Answer a request whose body is being read, and close; where a reply has begun or been sent, only close."""
+        cycle: Any = self.cycle
+        if self._replying and not (self._dropping or cycle.response_started):
+            cycle.disconnected = True  # the application's own reply would come behind this one
+            cycle.message_event.set()
+            self.transport.write(MANY_PARTS.to_bytes())
+        self.transport.close()
