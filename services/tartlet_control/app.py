@@ -114,7 +114,7 @@ async def _lead(settings: ControlSettings, notify: Notify, clock: SystemClock, l
     server = await endpoints.make_server(add_services, settings.address, tls)
     await sockets.open()
     notify.ready(settings.address)
-    log.info("serving at %s, batching %s", settings.address, settings.batching)
+    log.info("listening at %s, batching %s", settings.address, settings.batching)
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(loop.tick_forever())

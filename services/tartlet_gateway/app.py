@@ -57,7 +57,7 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
         if settings.health_address or telemetry.enabled():
             app = Metered(app, partial(pattern, routes))
         app = Traced(app, partial(pattern, routes), _facts)
-        log.info("serving at %s", url)
+        log.info("listening at %s", url)
         await serve(app, listener, lambda: notify.ready(url), stopped.set, settings.body_bytes, certificate)
     finally:
         notify.set_ready("draining")

@@ -44,7 +44,7 @@ def own_gateway(
         )
     try:
         deadline = time.monotonic() + 20
-        while "serving at" not in log.read_text():
+        while "listening at" not in log.read_text():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.02)

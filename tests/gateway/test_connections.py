@@ -196,6 +196,11 @@ async def test_a_restarted_runtime_costs_an_error_that_can_be_retried(gateway: G
         assert (await http.get("/health")).status_code == 200
 
 
+def test_serve_alone_says_that_it_serves_and_no_role_says_so_sooner(gateway: Gateway) -> None:
+    said = [line for line in gateway.server.text().splitlines() if "serving at" in line]
+    assert [line.startswith(f"serving at {gateway.server.address} ") for line in said] == [True], said
+
+
 async def test_health_tells_that_no_engine_is_left(gateway: Gateway) -> None:
     async with asyncio.timeout(60), httpx.AsyncClient(base_url=gateway.url, timeout=30) as http:
         seen: set[int] = set()

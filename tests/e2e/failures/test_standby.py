@@ -30,7 +30,7 @@ class Controls:
         assert self.leads(name) is leads
 
     def leads(self, name: str) -> bool:
-        return "standing by" not in self.roles.roles[name].log.read_text().split("serving at")[-1]
+        return "standing by" not in self.roles.roles[name].log.read_text().split("listening at")[-1]
 
     async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         for name in itertools.islice(self._turns, len(self.addresses)):
