@@ -1,9 +1,9 @@
 """Makes the bundle that the proof needs on a GPU machine without a network: `make gpu-bundle`.
 
-A GPU machine is taken to have Python 3.12 on x86-64, torch with CUDA, Triton and pytest. The bundle, a folder `.gpu` of
-the checkout that git ignores, brings the rest: packages in one archive, the compiled Python guest in a second, and the
-benchmarks' core-Wasm guests. Packages come from the index at the locked versions and hashes. FlashInfer comes without
-the sources of kernels that the worker doesn't use.
+A GPU machine is taken to have Python 3.12 on x86-64, torch with CUDA, and the other packages of `MACHINE`. The bundle,
+a folder `.gpu` of the checkout that git ignores, brings the rest: packages in one archive, the compiled Python guest in
+a second, and the benchmarks' core-Wasm guests. Packages come from the index at the locked versions and hashes.
+FlashInfer comes without the sources of kernels that the worker doesn't use.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from typing import Final
 from bench.gpu.paths import BUNDLE, BUNDLED_PYTHON, ROOT
 
 MOST_BYTES: Final = 45 << 20
-"""A checkout of 14 MiB and the bundle travel together, and 64 MiB is a usual limit."""
+"""A checkout of 18 MiB and the bundle travel together, and 64 MiB is a usual limit."""
 PACKAGES: Final = (
     "annotated-types", "apache-tvm-ffi", "certifi", "charset-normalizer", "flashinfer-python",
     "googleapis-common-protos", "grpcio", "idna", "llguidance", "msgspec", "nvidia-ml-py", "opentelemetry-api",
     "opentelemetry-exporter-otlp-common", "opentelemetry-exporter-otlp-proto-common",
     "opentelemetry-exporter-otlp-proto-grpc", "opentelemetry-exporter-prometheus", "opentelemetry-proto",
-    "opentelemetry-sdk", "opentelemetry-semantic-conventions", "protobuf", "pydantic", "pydantic-core", "redis",
-    "requests", "tqdm", "typing-extensions", "typing-inspection", "urllib3", "wasmtime",
+    "opentelemetry-sdk", "opentelemetry-semantic-conventions", "prometheus-client", "protobuf", "pydantic",
+    "pydantic-core", "redis", "requests", "tqdm", "typing-extensions", "typing-inspection", "urllib3", "wasmtime",
 )  # fmt: skip
 """What the GPU machine lacks, or has at other versions."""
+MACHINE: Final = ("aiohttp", "psutil", "pytest", "pytest-timeout", "rich", "torch", "transformers", "triton")
+"""What the GPU machine has, with what these need: numpy, safetensors and tokenizers among others."""
 _GLIBC: Final = (31, 28, 27, 24, 17, 12, 5)
 _KERNELS: Final = re.compile(
     r"(batch_(decode|prefill|attention|pod)|page|norm|rope|sampling|quantization|single_|tvm_ffi|flashinfer_)"
@@ -101,12 +103,22 @@ def _download(target: Path) -> list[Path]:
     return sorted(target.glob("*.whl"))
 
 
+def unbuilt(aot: Path | None) -> list[str]:
+    """Return the modules that models can ask FlashInfer for and that a folder lacks, or has from another release."""
+    from bench.product.gpu import flashinfer_modules
+
+    there = {} if aot is None else flashinfer_modules.manifest_in(aot)["modules"]
+    wanted = dict.fromkeys(name for needs in flashinfer_modules.every_need() for name in needs.modules())
+    return [name for name in wanted if aot is None or name not in there or not (aot / name / f"{name}.so").is_file()]
+
+
 def assemble(wheels: Sequence[Path], aot: Path | None, target: Path) -> None:
     """Unpack wheels into `target`, without what isn't needed, and add modules that were built ahead of time."""
+    compiles = bool(unbuilt(aot))
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as packed:
             for name in packed.namelist():
-                if needed(name, compiles=aot is None):
+                if needed(name, compiles=compiles):
                     packed.extract(name, target)
     if aot:
         shutil.copytree(aot, target / "flashinfer" / "data" / "aot", dirs_exist_ok=True)
@@ -176,8 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", type=Path, default=BUNDLE, help="the folder that is made anew")
     args = parser.parse_args(argv)
     size = make(args.target, args.aot)
-    carried = len(list(args.aot.glob("*/*.so"))) if args.aot else 0
-    sys.stdout.write(f"{carried} of FlashInfer's modules were built; the proof builds the others\n")
+    sys.stdout.write(f"{len(unbuilt(args.aot))} of FlashInfer's modules aren't built yet; the proof builds them\n")
     for file in sorted(args.target.rglob("*")):
         if file.is_file():
             sys.stdout.write(f"{file.stat().st_size / (1 << 20):6.1f} MiB  {file.relative_to(args.target)}\n")

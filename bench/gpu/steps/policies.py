@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from bench.batching import POLICIES, measure
 from bench.gpu.record import Record
@@ -13,6 +13,8 @@ from bench.gpu.steps.programs import guest, worker_flags
 PROGRAMS, TOKENS = 128, 16
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Rows of graphs: fewer than usual, because a worker starts for each policy."""
+BOUNDS = {"adaptive over eager": 15.0}
+"""Of goals that are higher on a card than on a CPU."""
 
 
 def run(record: Record) -> None:
@@ -23,4 +25,5 @@ def run(record: Record) -> None:
     module, flags = guest(record), worker_flags(record, BUCKETS)
     table = asyncio.run(measure(path, programs, tokens, 1, guest=module, worker=flags, loads=1, policies=policies))
     record.note(columns=list(table.columns), rows=[list(row) for row in table.rows])
-    record.note(goals=[asdict(goal) | {"met": goal.met} for goal in table.goals])
+    goals = [replace(goal, bound=BOUNDS.get(goal.name, goal.bound)) for goal in table.goals]
+    record.note(goals=[asdict(goal) | {"met": goal.met} for goal in goals])

@@ -33,19 +33,23 @@ PACKAGES = (
     "wasmtime",
     "flashinfer-python",
     "apache-tvm-ffi",
+    "transformers",
 )
-MODULES = ("grpc", "wasmtime", "pydantic", "tartlet_runtime.app", "tartlet_control.app", "tartlet_worker.app")
+MODULES = (
+    "grpc", "wasmtime", "pydantic", "prometheus_client", "pytest_timeout", "rich", "tartlet_runtime.app",
+    "tartlet_control.app", "tartlet_worker.app", "tartlet_worker.torch_engine.loader",
+)  # fmt: skip
 
 
 def run(record: Record) -> None:
-    """Note everything; only a missing card, or a kernel that doesn't run or tells something else, is a failure."""
+    """Note everything. What fails the step: no card, a module that can't be imported, a kernel that tells otherwise."""
     card = (
         "cpu (rehearsal)" if record.rehearse else torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     )
     record.note(card=card, python=sys.version.split()[0], provenance=provenance([]))
     record.note(versions={name: _version(name) for name in PACKAGES})
     record.note(tools={tool: _said(command) for tool, command in _TOOLS.items()})
-    record.note(imports={name: _import(name) for name in MODULES})
+    expect_imports(record, MODULES)
     record.expect(card != "none", "torch finds no CUDA device")
     if card == "none":
         return
@@ -88,6 +92,14 @@ def _said(command: list[str]) -> str:
     except subprocess.TimeoutExpired:
         return "it hangs"
     return (done.stdout or done.stderr).strip()[-400:]
+
+
+def expect_imports(record: Record, names: Sequence[str]) -> None:
+    """Note whether modules can be imported; each that can't is a problem, which later steps would meet one by one."""
+    found = {name: _import(name) for name in names}
+    record.note(imports=found)
+    for name, said in found.items():
+        record.expect(said == "ok", f"{name} can't be imported: {said}")
 
 
 def _import(name: str) -> str:

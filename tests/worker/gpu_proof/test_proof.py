@@ -9,15 +9,18 @@ import sys
 import tarfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from bench.gpu import classes, proof, step
-from bench.gpu.bundle import PACKAGES, assemble, locked, needed
+from bench.gpu.bundle import MACHINE, PACKAGES, assemble, locked, needed, unbuilt
 from bench.gpu.kernels import Kernels
 from bench.gpu.loops import Rig
 from bench.gpu.paths import NO_BUILDS, environment
@@ -28,6 +31,7 @@ from bench.gpu.shapes import checkpoint
 from bench.gpu.steps import flashinfer, preflight
 from tartlet_worker.attention.shape import Shape
 from tests.worker import flashinfer_shadow
+from tests.worker.gpu.test_ahead_of_time import built_before
 
 BY_NAME = {s.name: s for s in STEPS}
 
@@ -151,6 +155,14 @@ def test_the_steps_wait_a_while_for_flashinfers_modules_and_go_on_without(
     assert said == ["baseline", "flashinfer"] * 2
 
 
+def test_what_cannot_be_imported_fails_the_preflight(tmp_path: Path) -> None:
+    record = Record("preflight", tmp_path, rehearse=False)
+    preflight.expect_imports(record, ["json", "tartlet_worker.no_such_module"])
+    assert record.data["imports"]["json"] == "ok"
+    (problem,) = record.problems
+    assert "tartlet_worker.no_such_module" in problem
+
+
 def test_a_failed_check_fails_the_preflight(tmp_path: Path) -> None:
     record = Record("preflight", tmp_path, rehearse=False)
     found = [
@@ -256,6 +268,46 @@ def test_a_bundle_is_made_of_locked_packages(repo: Path) -> None:
     assert needed("flashinfer/data/include/flashinfer/page.cuh")
     assert needed("flashinfer/data/csrc/batch_decode.cu")
     assert not needed("flashinfer/data/csrc/fused_moe/moe.cu")
+
+
+def required(name: str, extras: Iterable[str] = ()) -> set[str]:
+    """Return the packages that an installed package needs on Linux; none if it isn't installed here."""
+    try:
+        lines = metadata.requires(name) or ()
+    except metadata.PackageNotFoundError:
+        return set()
+    found = [Requirement(line) for line in lines]
+    taken = [
+        one for one in found
+        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+    ]  # fmt: skip
+    return {str(canonicalize_name(one.name)) for one in taken}
+
+
+def test_a_bundle_and_its_machine_have_what_the_roles_need() -> None:
+    machine: set[str] = set()
+    more = {*MACHINE}
+    while more:
+        machine |= more
+        more = set().union(*map(required, more)) - machine
+    wanted = set().union(*map(required, PACKAGES), required("tartlet", ("control", "runtime", "worker")))
+    # A faster shim and a faster loop, which are optional; the command line; certificates. The proof uses none of them.
+    assert wanted - machine - {*PACKAGES} <= {"cffi", "click", "cryptography", "uvloop"}
+
+
+def test_a_bundle_brings_what_compiles_the_modules_that_are_missing(tmp_path: Path) -> None:
+    wheel, header = tmp_path / "flashinfer-1-py3-none-any.whl", "flashinfer/data/cccl/header.h"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr(header, "text")
+    every = unbuilt(None)
+    assert len(every) == 16
+    for missing in (1, 0):
+        aot, site = built_before(every[missing:], tmp_path / f"aot{missing}", wheel), tmp_path / f"site{missing}"
+        site.mkdir()
+        assert unbuilt(aot) == every[:missing]
+        assemble([wheel], aot, site)
+        assert (site / header).exists() == bool(missing)
+    assert unbuilt(built_before(every, tmp_path / "other", wheel, version="0.0.1")) == every
 
 
 def test_a_bundle_holds_what_is_needed_of_wheels_and_built_modules(tmp_path: Path) -> None:
