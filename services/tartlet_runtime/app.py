@@ -168,6 +168,8 @@ async def _serve(
         notify.set_ready("draining")
         if others_go_on and table.recoverable and await link.hand_over(_HAND_OVER_S):
             table.leave_to_others()
+        if not others_go_on and table.num_live:
+            log.warning("programs that end in RuntimeLost, because the server stops: %d", table.num_live)
         table.end_all(RuntimeLost)
         driver.flush()
         await server.stop(_STOP_GRACE_S)

@@ -85,7 +85,9 @@ def serve(  # noqa: PLR0913 - one parameter an option
 ) -> None:
     """Run all roles in the foreground until Ctrl-C (exit code 0): control, runtime, a worker and the HTTP gateway.
 
-    A role that dies is restarted.
+    A role that dies is restarted. Ctrl-C also ends the programs that run, launched ones too, in RuntimeLost, and their
+    output is gone: attach and ps don't know them after the next start. If serve is killed instead (SIGKILL), the next
+    one in the same run directory goes on with the programs that have a journal.
 
     \b
     Examples:
@@ -210,7 +212,9 @@ async def _serve(
             await starting
             progress.clear()
             http_line = f"OpenAI API at http://{address}/v1, web page at http://{address}/\n" if address else why_not
-            errors.write(f"{http_line}serving at {stack.address} (Ctrl-C ends it; logs in {stack.log_dir})\n")
+            errors.write(
+                f"{http_line}serving at {stack.address} (Ctrl-C ends it and its programs; logs in {stack.log_dir})\n"
+            )
             await stopping
     finally:
         progress.clear()

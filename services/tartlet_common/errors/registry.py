@@ -83,7 +83,7 @@ class UnknownModel(TartletError):
 @_register(109)
 class UnknownProgram(TartletError):
     message = "no program {program}"
-    remedy = "List programs with `tartlet ps`; ended ones are kept for a while only."
+    remedy = "List them with `tartlet ps --all`. A server forgets ended programs after a while, and when it stops."
 
 
 @_register(110)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,12 +25,12 @@ pytestmark = pytest.mark.usefixtures("python_component")
 _Event = programs_pb2.ProgramEvent
 
 
-def start(settings: RuntimeSettings) -> tuple[subprocess.Popen[bytes], int]:
+def start(settings: RuntimeSettings, log_level: str = "error") -> tuple[subprocess.Popen[bytes], int]:
     """The role as a process, and the descriptor on which it tells how it goes."""
     read, write = os.pipe()
     flags = ["--address", settings.address, "--control", settings.control, "--ready-fd", str(write)]
     flags += ["--guest-socket", str(settings.guest_socket), "--journal-dir", str(settings.journal_dir)]
-    command = [sys.executable, "-m", "tartlet_runtime", *flags, "--log-level", "error"]
+    command = [sys.executable, "-m", "tartlet_runtime", *flags, "--log-level", log_level]
     process = subprocess.Popen(command, pass_fds=[write], stderr=subprocess.PIPE)
     os.close(write)
     return process, read
@@ -64,7 +65,7 @@ async def test_it_sleeps_while_nothing_happens(run_dir: Path) -> None:
 async def test_sigint_ends_programs_and_the_process_and_leaves_no_socket(run_dir: Path) -> None:
     settings = make_settings(run_dir)
     server = await serve_control(FakeControl(), settings.control)
-    process, ready = start(settings)
+    process, ready = start(settings, "warning")
     channel = make_channel(settings.address)
     try:
         stub = programs_pb2_grpc.ProgramsStub(channel)
@@ -76,6 +77,7 @@ async def test_sigint_ends_programs_and_the_process_and_leaves_no_socket(run_dir
         assert isinstance(error_from_proto((await stream.rest())[-1].error), RuntimeLost)
         _, errors = process.communicate(timeout=10)
         assert process.returncode == 0, errors
+        assert re.findall(rb"RuntimeLost.*: (\d+)$", errors, re.MULTILINE) == [b"1"], "it says how many have ended"
         assert not settings.guest_socket.exists()
         assert not list(settings.journal_dir.glob("slot-*"))
     finally:

@@ -117,7 +117,9 @@ class UnknownProgram(RequestError):
 
     number: ClassVar[int] = 109
     message: ClassVar[str] = "no program {program}"
-    remedy: ClassVar[str] = "List programs with `tartlet ps`; ended ones are kept for a while only."
+    remedy: ClassVar[str] = (
+        "List them with `tartlet ps --all`. A server forgets ended programs after a while, and when it stops."
+    )
 
 
 class UnknownInferlet(RequestError):
