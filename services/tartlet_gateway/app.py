@@ -25,7 +25,7 @@ from tartlet_gateway.api.routes import pattern, router
 from tartlet_gateway.http.certificate import Certificate
 from tartlet_gateway.http.guard import LOOPBACK, Guard, host_name
 from tartlet_gateway.http.metered import Metered
-from tartlet_gateway.http.server import bind, parts, serve
+from tartlet_gateway.http.server import Bounds, bind, parts, serve
 from tartlet_gateway.http.traced import Traced
 from tartlet_gateway.openai.errors import refuse
 from tartlet_gateway.runs.backends import Backends, Keeping
@@ -58,7 +58,8 @@ async def main(settings: GatewaySettings, notify: Notify) -> None:
             app = Metered(app, partial(pattern, routes))
         app = Traced(app, partial(pattern, routes), _facts)
         log.info("listening at %s", url)
-        await serve(app, listener, lambda: notify.ready(url), stopped.set, settings.body_bytes, certificate)
+        bounds = Bounds(settings.body_bytes, settings.max_connections)
+        await serve(app, listener, lambda: notify.ready(url), stopped.set, bounds, certificate)
     finally:
         notify.set_ready("draining")
         refused.close()

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tartlet_common.config.allowed_settings import AllowedSettings
+from tartlet_common.config.gateway_bounds import GatewayBounds
 from tartlet_common.config.http_settings import HttpSettings
 from tartlet_common.config.paths import cache_dir, run_dir
 from tartlet_common.config.token_settings import TokenSettings
@@ -234,7 +235,7 @@ class RuntimeSettings(HttpSettings, _Settings):
     ended_kept_s: float = Field(600.0, ge=0, description="seconds that an ended program's output stays readable")
 
 
-class GatewaySettings(TokenSettings, _Settings):
+class GatewaySettings(TokenSettings, GatewayBounds, _Settings):
     """Settings of `tartlet serve --role gateway`."""
 
     address: str = Field(
@@ -245,11 +246,6 @@ class GatewaySettings(TokenSettings, _Settings):
     keys: Path | None = Field(None, description="file of API keys (`tartlet keys create`); empty: none is asked for")
     http_certificate: Path | None = Field(None, description="PEM certificate for HTTPS; read again when it changes")
     http_key: Path | None = Field(None, description="PEM key of that certificate")
-    tenant_requests_per_minute: int = Field(0, ge=0, description="requests a minute of a tenant; 0: without bound")
-    tenant_tokens_per_minute: int = Field(0, ge=0, description="tokens a minute of a tenant; 0: without bound")
-    tenant_concurrency: int = Field(0, ge=0, description="requests and programs of a tenant at once; 0: without bound")
-    replicas: int = Field(1, ge=1, le=1000, description="gateways that share tenants' rates evenly")
-    body_bytes: int = Field(16 << 20, ge=1 << 10, le=48 << 20, description="longest body of a request")
     responses_kept_s: float = Field(
         86_400.0, ge=0, le=2_592_000, description="seconds that the Responses API stores responses; 0: none is stored"
     )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+import logging
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tartlet_gateway.http import refusal
 from tartlet_gateway.http.refusal import Refusal
+
+log = logging.getLogger("tartlet.gateway")
 
 HEADERS_S: Final = 10.0
 """How long a client may take from its first byte (or from connecting) to the end of its headers."""
@@ -22,27 +26,58 @@ MANY_PARTS: Final = Refusal(
     "too_many_parts",
     f"The body came in more than {MOST_PARTS} parts: send it whole, or in longer chunks.",
 )
+SPARE: Final = 256
+"""Connections beyond the bound whose first request is read, so that it is answered. Further ones are closed at once."""
+MANY_CONNECTIONS: Final = Refusal(
+    b"503 Service Unavailable",
+    "too_many_connections",
+    "Too many connections are open: send the request again in a while.",
+    retry=True,
+)
+WARN_S: Final = 60.0
+"""Seconds between two lines of the log about too many connections."""
 _OF_UPGRADE: Final = frozenset({b"upgrade", b"http2-settings"})
 """Headers that offer another protocol, and what `Connection` names them by."""
 _AROUND: Final = 4
 """Bytes around a header's name and value: a colon, a space and the end of the line."""
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections whose headers are late or too long, or whose bodies come in too many parts."""
+@dataclass(slots=True)
+class Room:
+    """The connections that a server may have open.
 
+    Attributes:
+        most: How many.
+        warned_s: When the log was last told that there are too many, as the loop counts seconds.
+    """
+
+    most: int
+    warned_s: float = float("-inf")
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Closes connections whose headers are late or too long, whose bodies have too many parts, and those too many."""
+
+    room: ClassVar[Room] = Room(1 << 20)
     _deadline: asyncio.TimerHandle | None = None
     _header_bytes = 0
     _taken_bytes = 0
     _parts = 0
     _in_headers = True
     _dropping = False
+    _beyond = False  # whether the connection is one too many
     _offered = b""  # the method of a request that offers another protocol, until it is parsed again
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the deadline: a client that connects and says nothing is closed."""
+        """Start the deadline: a client that connects and says nothing is closed. Note whether there is room for it."""
         super().connection_made(transport)
         self._begin_headers()
+        beyond = len(self.connections) - self.room.most
+        if beyond > 0:
+            self._beyond = True
+            self._warn()
+        if beyond > SPARE:
+            self._refuse(MANY_CONNECTIONS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Drop the deadline with the connection."""
@@ -85,7 +120,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begin_headers()
 
     def on_headers_complete(self) -> Any:
-        """Stop the deadline; drop a request that comes before the reply to the one before it.
+        """Stop the deadline; refuse a request without room; drop one that comes before the reply to the one before it.
 
         uvicorn would stop reading until that reply is done, and so not notice a client that goes away. The connection
         closes behind the reply under way, and a client that sends ahead sends again what wasn't answered.
@@ -97,6 +132,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._offered = parser.get_method()
             return None
         self._end_headers()
+        if self._beyond:
+            self._dropping = True
+            self._refuse(MANY_CONNECTIONS)
+            return None
         if self._replying:
             self.cycle.keep_alive = False
             self._dropping = True
@@ -116,7 +155,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._offered:
             return
         if self._dropping:
-            self._dropping = False
+            self._dropping = self._beyond
         else:
             super().on_message_complete()
 
@@ -136,7 +175,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
                 self.parser = parser
                 self._feed(head + data[e.args[0] :])
-            elif self._should_upgrade():
+            elif self._should_upgrade() and not self._beyond:
                 self.handle_websocket_upgrade()
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
@@ -170,6 +209,12 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle: Any = self.cycle  # None before the first request
         return cycle is not None and not cycle.response_complete
 
+    def _warn(self) -> None:
+        now_s = self.loop.time()
+        if now_s - self.room.warned_s >= WARN_S:
+            self.room.warned_s = now_s
+            log.warning("%d connections are open: further ones are refused", self.room.most)
+
     def _begin_headers(self) -> None:
         if self._deadline is None:
             self._header_bytes = 0
@@ -199,3 +244,8 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.message_event.set()
             self.transport.write(MANY_PARTS.to_bytes())
         self.transport.close()
+
+
+def bounded(most: int) -> type[BoundedProtocol]:
+    """Return the protocol of a server that has at most `most` connections open; further ones get status 503."""
+    return type("Bounded", (BoundedProtocol,), {"room": Room(most)})

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import uvicorn
 
 from tartlet_common.errors.registry import AddressInUse, InvalidConfig
 from tartlet_gateway.http.certificate import Certificate
 from tartlet_gateway.http.frames import FrameProtocol
-from tartlet_gateway.http.protocol import BoundedProtocol
+from tartlet_gateway.http.protocol import bounded
 
 STOP_S: Final = 4
 """How long requests may go on once the gateway is asked to stop."""
@@ -23,6 +23,13 @@ LOOK_S: Final = 2.0
 """How often the certificate's files are looked at."""
 KEEP_ALIVE_S: Final = 75
 """How long an idle connection stays open."""
+
+
+class Bounds(NamedTuple):
+    """What clients may take: bytes of a WebSocket's frame, and connections that are open at once."""
+
+    body_bytes: int
+    connections: int
 
 
 class _Server(uvicorn.Server):
@@ -70,7 +77,7 @@ async def serve(
     listener: socket.socket,
     ready: Callable[[], None],
     end: Callable[[], None],
-    body_bytes: int,
+    bounds: Bounds,
     certificate: Certificate | None = None,
 ) -> None:
     """Serve an ASGI application until cancelled.
@@ -80,14 +87,14 @@ async def serve(
         listener: the socket that it serves at.
         ready: is called once connections are accepted.
         end: is called when requests have gone on for `STOP_S` after the cancellation. Ends what is left.
-        body_bytes: the longest frame of a WebSocket.
+        bounds: the longest frame of a WebSocket, and how many connections may be open.
         certificate: the server's certificate for HTTPS; None serves plain HTTP.
     """
     config = uvicorn.Config(
         app,
-        http=BoundedProtocol,
+        http=bounded(bounds.connections),
         ws=FrameProtocol,
-        ws_max_size=body_bytes,
+        ws_max_size=bounds.body_bytes,
         lifespan="off",
         log_config=None,
         access_log=False,
