@@ -24,7 +24,7 @@ from torch import Tensor
 from tartlet_worker.attention.base import GraphAttention, PlanChanged, StaticDecode
 from tartlet_worker.csr import I64, Ints
 from tartlet_worker.graphs.ahead import Ahead
-from tartlet_worker.graphs.buckets import bucket_of, sampled_rows, table_width, up_to
+from tartlet_worker.graphs.buckets import bucket_of, sampled_rows, table_width
 from tartlet_worker.graphs.buffers import (
     AFTER,
     MIN_P,
@@ -112,7 +112,8 @@ class GraphDecoder(Decoder):
         self.eager, self.config = decoder, decoder.config
         self.attention, self.pools = attention, pools
         self._capture, self._buckets, self._log_sums = capture, buckets, log_sums
-        self._sampled_buckets = up_to(buckets, sampled_rows(self.config.vocab, buckets[-1]))
+        most = sampled_rows(self.config.vocab, buckets[-1])
+        self._sampled_buckets = tuple(rows for rows in buckets if rows <= most)
         width = table_width(self.config.max_position, pools.page_size, buckets[-1])
         self.buffers = Buffers(pools, buckets[-1], width)
         self._most = min(self.config.max_position, width * pools.page_size)

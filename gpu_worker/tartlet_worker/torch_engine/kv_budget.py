@@ -38,23 +38,25 @@ def kv_bytes(free: int, *, pools: int, batch: int, device: str) -> int:
     return int(spare * (_GPU_SHARE if device.startswith("cuda") else _CPU_SHARE))
 
 
-def batch_bytes(config: ModelConfig, *, tokens: int, commands: int, element_bytes: int) -> int:
+def batch_bytes(config: ModelConfig, *, tokens: int, commands: int, element_bytes: int, chosen: int = 0) -> int:
     """Estimate the bytes of the tensors that one batch has at once, from above.
 
     A layer holds the residual, its norm, queries, keys, values and attention's result for each token, or the three
     tensors of the feed-forward block. The head holds logits of each command three times in float32: as the model gave
-    them, as options changed them, and their exponentials. Tokens are drawn from a portion of the rows at a time.
+    them, as options changed them, and their exponentials. Tokens are drawn from a portion of the rows at a time, but
+    from all rows of a step whose layers a graph holds and whose choice of tokens no graph holds.
 
     Args:
         config: the model's shape.
         tokens: most tokens of a batch.
         commands: most commands of a batch, each with one row of logits.
         element_bytes: bytes of a number of the model's dtype.
+        chosen: rows of the largest graph of layers; 0: there are none.
     """
     attention = 2 * config.heads * config.head_dim + 2 * config.kv_heads * config.head_dim
     layer = 2 * config.dim + max(attention, 3 * config.widest_ffn)
-    logits = 3 * 4 * commands * config.vocab
-    return tokens * layer * element_bytes + logits + draw_bytes(commands, config.vocab)
+    sampling = 3 * 4 * commands * config.vocab + draw_bytes(commands, config.vocab)
+    return tokens * layer * element_bytes + max(sampling, BYTES_A_LOGIT * chosen * config.vocab)
 
 
 def graph_bytes(config: ModelConfig, *, rows: int, page_size: int, element_bytes: int) -> int:

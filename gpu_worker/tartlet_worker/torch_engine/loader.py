@@ -193,9 +193,8 @@ def _measured(config: ModelConfig, options: EngineOptions, rows: tuple[int, ...]
     embeds = options.num_embeds if options.num_embeds is not None else defaults.NUM_EMBEDS
     scratch = options.max_batch_tokens + options.max_batch_commands * options.page_size  # tokens of scratch pages
     pools = embeds * config.dim * item + scratch * page_bytes(config, 1, item)
-    batch = batch_bytes(
-        config, tokens=options.max_batch_tokens, commands=options.max_batch_commands, element_bytes=item
-    )
+    tokens, commands = options.max_batch_tokens, options.max_batch_commands
+    batch = batch_bytes(config, tokens=tokens, commands=commands, element_bytes=item, chosen=max(rows, default=0))
     held = pools + _held_beside(config, options, rows) + _held_by_attention(config, options, rows, decoder)
     found = kv_bytes(free, pools=held, batch=batch, device=options.device)
     log.info("KV pages take %d of the %d bytes that are free on %s", found, free, options.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,17 @@ import pytest
 import torch
 
 from tartlet_common.engine.sample_options import SampleOptions
+from tartlet_worker.graphs import decoder as decoder_module
 from tartlet_worker.history import Histories
 from tartlet_worker.sampling import portions
 from tartlet_worker.sampling.base import SampleParams
 from tartlet_worker.sampling.portions import BYTES_A_DRAWN_LOGIT, draw_bytes, drawn_at_once
 from tartlet_worker.sampling.torch_sampler import TorchSampler
 from tartlet_worker.sampling.with_options import sample_with
+from tartlet_worker.torch_engine.kv_budget import batch_bytes
+from tartlet_worker.torch_engine.loader import load_engine
+from tests.worker.families import checkpoint
+from tests.worker.graphs.recorder import GatheredStatic, Recorder
 
 ROWS, VOCAB = 24, 6000
 LOGIT_BYTES = 4 * ROWS * VOCAB
@@ -91,6 +97,25 @@ def test_the_top_of_distributions_is_found_in_portions_too(monkeypatch: pytest.M
     assert peak_bytes(lambda: said.append(sampler.top(logits, 20))) <= max(draw_bytes(ROWS, VOCAB), LOGIT_BYTES) + SMALL
     for mine, theirs in zip(said[0], whole, strict=True):
         assert np.array_equal(mine, theirs)
+
+
+def test_a_choice_that_no_graph_holds_takes_what_is_kept_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder_module, "sampled_rows", lambda *_: ROWS - 1)
+    engine = load_engine(
+        checkpoint("llama3-grouped"), attention="torch-gather", num_pages=8, kernels="torch", dtype="bfloat16"
+    )
+    decoder: Any = engine.decoder
+    attention: Any = GatheredStatic(decoder.config.kv_heads, "cpu")
+    graphs = decoder_module.GraphDecoder(decoder, attention, engine.pools, Recorder(strict=False), (2, ROWS))
+    graphs.capture()
+    assert {rows for rows, _ in graphs._samplers} == {2}, "graphs would hold more than is kept for them"
+    logits = torch.randn(ROWS, VOCAB).bfloat16()
+    decoder.head = lambda hidden: logits[: len(hidden)].clone().float()
+    config = replace(decoder.config, vocab=VOCAB)
+    kept = batch_bytes(config, tokens=0, commands=1, element_bytes=2, chosen=ROWS)
+    with torch.inference_mode():
+        assert peak_bytes(lambda: graphs._choose(ROWS, drawn=True)) <= kept + SMALL
+    assert kept > 2 * batch_bytes(config, tokens=0, commands=1, element_bytes=2)
 
 
 def test_options_and_grammars_take_one_more_copy_of_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
