@@ -11,9 +11,22 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from inferlet import ChatPrompt, Model, detokenize, detokenize_bytes, get_model, reply, send, tokenize, tokenize_chat
+from inferlet import (
+    ChatPrompt,
+    Model,
+    detokenize,
+    detokenize_bytes,
+    format_chat,
+    get_model,
+    reply,
+    send,
+    tokenize,
+    tokenize_chat,
+)
 from inferlet.errors import InvalidArgument
 
+MARK = "\u2063[here the answer goes on]\u2063"
+"""Stands at the end of a message that an answer goes on with, until the template has written it."""
 PART_CHARS = 1 << 18
 """The answer goes in messages of this length."""
 
@@ -40,18 +53,34 @@ async def text_of(tokens: list[int]) -> dict[str, Any]:
 
 async def formatted(request: dict[str, Any], tools: list[Any] | None, model: Model) -> ChatPrompt:
     """Return a chat's prompt. With `tools_optional`, a template that has no place for tools isn't told of them."""
+    variables = request.get("chat_template_kwargs")
     try:
+        if request.get("continue_final_message"):
+            return await begun(request["messages"], tools, variables, model)
+        begins = request.get("add_generation_prompt", True)
         return await tokenize_chat(
-            request["messages"],
-            tools=tools,
-            variables=request.get("chat_template_kwargs"),
-            add_generation_prompt=request.get("add_generation_prompt", True),
-            model=model,
+            request["messages"], tools=tools, variables=variables, add_generation_prompt=begins, model=model
         )
     except InvalidArgument:
         if not (tools and request.get("tools_optional")):
             raise
     return await formatted(request, None, model)
+
+
+async def begun(messages: list[Any], tools: list[Any] | None, variables: Any, model: Model) -> ChatPrompt:
+    """Return a chat's prompt that ends within its last message, as `openai_chat.py` goes on with it."""
+    content = messages[-1]["content"]
+    if isinstance(content, str):
+        marked: Any = content + MARK
+    else:
+        *before, last = content
+        marked = [*before, last | {"text": last["text"] + MARK}]
+    messages = [*messages[:-1], messages[-1] | {"content": marked}]
+    text = await format_chat(messages, tools=tools, variables=variables, add_generation_prompt=False, model=model)
+    text, mark, _ = text.rpartition(MARK)
+    if not mark:
+        raise ValueError("The model's template changes the last message, so no answer goes on.")
+    return ChatPrompt(text, await tokenize(text))
 
 
 async def tokens_of(request: dict[str, Any], model: Model) -> dict[str, Any]:

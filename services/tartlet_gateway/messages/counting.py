@@ -19,7 +19,7 @@ from tartlet_gateway.openai.tokens import tokens_answer
 from tartlet_gateway.runs.backends import Backends
 from tartlet_gateway.runs.caller import caller_of
 
-_PROMPT: Final = ("messages", "tools", "chat_template_kwargs")
+_PROMPT: Final = ("messages", "tools", "chat_template_kwargs", "continue_final_message")
 
 
 class _Counted(msgspec.Struct):

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from tartlet_gateway.http.exchange import Exchange, StoppedError
 from tartlet_gateway.openai.bodies import decoded, json_body
+from tartlet_gateway.openai.continuing import check_continued
 from tartlet_gateway.openai.errors import JSON, ApiError, answering, refusal, stopping
 from tartlet_gateway.openai.tools import check_tools
 from tartlet_gateway.runs.backends import Backends
@@ -31,6 +32,7 @@ class TokenizeRequest(Struct, kw_only=True, omit_defaults=True):
     tools: list[Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -64,9 +66,7 @@ class Tokens:
             body = await json_body(exchange, self._backends.body_bytes)
             request: _Request = decoded(self._decoder, body)
             if isinstance(request, TokenizeRequest):
-                if (request.prompt is None) == (request.messages is None):
-                    raise ApiError(400, "Give either prompt or messages.", param="prompt")
-                check_tools(request.tools or [], None)
+                _check(request)
             try:
                 answer = await exchange.while_connected(self._answer(request, caller_of(scope)), self._stopped)
             except StoppedError as e:
@@ -76,6 +76,20 @@ class Tokens:
     async def _answer(self, request: _Request, caller: Caller) -> bytes:
         fields = {name: value for name, value in msgspec.to_builtins(request).items() if value is not None}
         return await tokens_answer(self._backends, caller, request.model, fields)
+
+
+def _check(request: TokenizeRequest) -> None:
+    """Check what the decoder can't.
+
+    Raises:
+        ApiError: 400 with `param`.
+    """
+    if (request.prompt is None) == (request.messages is None):
+        raise ApiError(400, "Give either prompt or messages.", param="prompt")
+    check_tools(request.tools or [], None)
+    if request.continue_final_message:
+        last = (request.messages or [{}])[-1]
+        check_continued(last, add_generation_prompt=request.add_generation_prompt)
 
 
 async def tokens_answer(backends: Backends, caller: Caller, model: str, fields: dict[str, Any]) -> bytes:

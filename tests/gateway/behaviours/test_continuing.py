@@ -46,3 +46,32 @@ def test_a_message_that_ends_with_the_assistants_text_is_gone_on_with(http: http
     reply = http.post("/v1/messages", json={"messages": messages, **GREEDY})
     assert reply.status_code == 200, reply.text
     assert reply.json()["content"][0]["text"] == text_behind(http, f"{OPENING}<|assistant|>{BEGUN}")
+
+
+@pytest.mark.parametrize("content", [BEGUN, [{"type": "text", "text": BEGUN}]])
+def test_the_tokens_of_a_prompt_end_within_the_message_that_is_gone_on_with(http: httpx.Client, content: Any) -> None:
+    messages = [*ASKED, {"role": "assistant", "content": content}]
+    asked = {"messages": messages, "continue_final_message": True}
+    told = http.post("/tokenize", json=asked).json()
+    text = {"prompt": f"{OPENING}<|assistant|>{BEGUN}", "add_special_tokens": False}
+    assert told["tokens"] == http.post("/tokenize", json=text).json()["tokens"]
+    assert told["count"] == http.post("/v1/chat/completions", json=asked | GREEDY).json()["usage"]["prompt_tokens"]
+
+
+def test_counting_a_message_that_is_gone_on_with_counts_its_prompt(http: httpx.Client) -> None:
+    body = {"messages": [*ASKED, {"role": "assistant", "content": BEGUN}]}
+    counted = http.post("/v1/messages/count_tokens", json=body).json()["input_tokens"]
+    assert counted == http.post("/v1/messages", json=body | GREEDY).json()["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": ASKED},
+        {"prompt": "Hi"},
+        {"messages": [{"role": "assistant", "content": BEGUN}], "add_generation_prompt": True},
+    ],
+)
+def test_tokens_of_what_no_answer_goes_on_with_are_refused(http: httpx.Client, body: dict[str, Any]) -> None:
+    reply = http.post("/tokenize", json=body | {"continue_final_message": True})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "continue_final_message")
