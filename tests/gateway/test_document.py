@@ -28,6 +28,13 @@ NEEDED: dict[str, Any] = {
     "max_tokens": 2,
 }
 FEW = {"model": "fake", "max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2}
+LIMIT = {
+    "/v1/chat/completions": "max_completion_tokens",
+    "/v1/completions": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+    "/v1/messages": "max_tokens",
+}
+"""The field that limits an answer. Without one an answer goes on to the end of the model's context."""
 ERROR_BYTES = 4 << 10
 STREAMS = ("/events", "/trace", "/result")  # of a program that runs they end with the program
 
@@ -53,6 +60,8 @@ def answerable(case: Any, data: st.DataObject, *, fitting: bool) -> None:
         for name in left_out:
             del body[name]
         body.update({name: value for name, value in NEEDED.items() if name in body})
+        if limit := LIMIT.get(case.operation.path):
+            body.setdefault(limit, FEW[limit])
     for name, value in FEW.items():
         if name in body and (name == "model" or isinstance(body[name], int)):
             body[name] = value
