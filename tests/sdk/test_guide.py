@@ -24,4 +24,4 @@ def test_an_example_of_the_guide_runs(number: int, page_size: int) -> None:
 
 
 def test_the_guide_has_examples() -> None:
-    assert len(EXAMPLES) == 12
+    assert len(EXAMPLES) == 13
