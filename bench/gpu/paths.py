@@ -26,6 +26,14 @@ def usable(bundle: Path = BUNDLE) -> bool:
     return bundle.is_dir() and sys.version_info[:2] == BUNDLED_PYTHON
 
 
+def unusable(bundle: Path = BUNDLE) -> str:
+    """Return why a bundle that is there isn't used, a clause; "" if it is used, or if there is none."""
+    if not bundle.is_dir() or usable(bundle):
+        return ""
+    wanted, here = (".".join(map(str, version)) for version in (BUNDLED_PYTHON, sys.version_info[:2]))
+    return f"{bundle} isn't used: its packages are for Python {wanted}, and this is Python {here}"
+
+
 def unpack(bundle: Path, target: Path) -> Path | None:
     """Unpack a bundle's archives into `target`, packages into `target/site`; return that, or None without a bundle."""
     if not usable(bundle):

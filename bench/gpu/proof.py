@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.kernels import Kernels
-from bench.gpu.paths import BUNDLE, ROOT, environment, unpack
+from bench.gpu.paths import BUNDLE, ROOT, environment, unpack, unusable
 from bench.gpu.plan import REHEARSAL, STEPS, TOTAL_S, Step, limit_of
 
 ARCHIVE = "gpu-proof.tar.gz"
@@ -94,6 +94,8 @@ def prove(
     work.mkdir(parents=True, exist_ok=True)
     records = []
     kernels: Kernels | None = None
+    if why_not := unusable():
+        say(why_not)
     scratch = Path(tempfile.mkdtemp(prefix="tartlet-gpu-", dir=_roomy()))
     try:
         env = environment(os.environ, scratch, unpack(BUNDLE, scratch), rehearse=rehearse)

@@ -19,7 +19,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from bench.gpu import classes, proof, step
+from bench.gpu import classes, paths, proof, step
 from bench.gpu.bundle import MACHINE, PACKAGES, assemble, locked, needed, unbuilt
 from bench.gpu.kernels import Kernels
 from bench.gpu.loops import Rig
@@ -42,8 +42,8 @@ def test_every_step_runs_on_the_cpu(tmp_path: Path) -> None:
     records = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "steps").glob("*.json")}
     assert set(records) == set(BY_NAME)
     assert {record["outcome"] for record in records.values()} == {"passed"}
-    paths = {row["path"] for row in records["decode"]["data"]["rows"]}
-    assert paths == {
+    taken = {row["path"] for row in records["decode"]["data"]["rows"]}
+    assert taken == {
         "torch-gather, eager",
         "triton, eager",
         "triton, graphs",
@@ -326,6 +326,18 @@ def test_a_bundle_holds_what_is_needed_of_wheels_and_built_modules(tmp_path: Pat
     assert "flashinfer/data/cutlass/large.h" not in files
     assert any(name.startswith("tartlet-") for name in files)  # the runtime asks for its own release
     assert any(name.startswith("componentize_py-") for name in files)
+
+
+def test_a_bundle_for_another_python_is_left_alone_and_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "BUNDLED_PYTHON", sys.version_info[:2])
+    assert paths.unusable(tmp_path) == paths.unusable(tmp_path / "none") == ""
+    assert paths.unpack(tmp_path, tmp_path / "here") == tmp_path / "here" / "site"
+    monkeypatch.setattr(paths, "BUNDLED_PYTHON", (3, 99))
+    assert "3.99" in paths.unusable(tmp_path)
+    assert paths.unusable(tmp_path / "none") == ""
+    assert paths.unpack(tmp_path, tmp_path / "here") is None
 
 
 def test_a_bundle_comes_before_what_is_installed(tmp_path: Path) -> None:
