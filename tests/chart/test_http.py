@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from e2e.cluster.network import flows
 from e2e.cluster.network.netpol import Flow, Host, Policies
 from tartlet_common.capabilities import SHARED, Ceilings, Grant, SharedCeilings
@@ -69,6 +71,45 @@ def test_hosts_open_public_addresses_and_named_networks_at_the_ports() -> None:
         assert reaches(values, address, port) is passes, (address, port)
 
 
+PROXY = {
+    "hosts": ["*"],
+    "proxy": "http://proxy.example.org:3128",
+    "proxyNetworks": ["10.1.2.0/24"],
+    "authority": {"secretName": "cas", "key": "all.pem"},
+}
+
+
+def test_a_proxy_and_its_authority_are_settings_that_the_runtime_reads() -> None:
+    env, pod = runtime({"runtime": {"http": PROXY}})
+    given = {name.removeprefix("TARTLET_RUNTIME_").lower(): value for name, value in env.items() if "_HTTP_" in name}
+    settings = RuntimeSettings(**given)
+    assert settings.http_proxy == PROXY["proxy"]
+    mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
+    assert f"{mounts['http-authority']['mountPath']}/all.pem" == str(settings.http_authority)
+    [volume] = [volume for volume in pod["volumes"] if volume["name"] == "http-authority"]
+    assert volume["secret"]["secretName"] == "cas"
+    assert volume["secret"]["items"] == [{"key": "all.pem", "path": "all.pem"}]
+
+
+def test_with_a_proxys_networks_runtimes_reach_the_proxy_alone() -> None:
+    values = {"runtime": {"http": PROXY}}
+    for address, port, passes in (
+        ("10.1.2.3", 3128, True),
+        ("10.1.2.3", 443, False),
+        ("10.1.3.3", 3128, False),
+        ("93.184.216.34", 443, False),
+        ("93.184.216.34", 3128, False),
+    ):
+        assert reaches(values, address, port) is passes, (address, port)
+    unnamed = {"runtime": {"http": PROXY | {"proxyNetworks": []}}}
+    assert reaches(unnamed, "93.184.216.34", 443), "nobody says where the proxy is"
+
+
+@pytest.mark.parametrize("secrets", [["a/key=x.test", "b/key=y.test"], ["key=x.test", "a/key=y.test"]])
+def test_a_key_that_two_owners_bind_is_refused_before_a_runtime_is(secrets: list[str]) -> None:
+    assert "key" in refusal({"runtime": {"http": {"secretName": "keys", "secrets": secrets}}})
+
+
 def test_secrets_without_a_secret_and_hosts_that_are_none_are_refused() -> None:
     assert "secretName" in refusal({"runtime": {"http": {"secrets": ["a=b.test"]}}})
     mistakes: list[dict[str, Any]] = [
@@ -77,6 +118,11 @@ def test_secrets_without_a_secret_and_hosts_that_are_none_are_refused() -> None:
         {"ports": []},
         {"secrets": ["a"]},
         {"host": ["a"]},
+        {"proxy": "proxy.example.org:3128"},
+        {"proxy": "http://user:word@proxy.example.org:3128"},
+        {"proxyNetworks": ["10.1.2.0/24"]},
+        {"proxy": "http://proxy.example.org:3128", "proxyNetworks": ["proxy.example.org"]},
+        {"authority": {"secretName": "cas", "key": "../ca.crt"}},
     ]
     for wrong in mistakes:
         assert refusal({"runtime": {"http": wrong}})
