@@ -12,7 +12,11 @@ from xml.etree import ElementTree as ET
 from bench.gpu.paths import ROOT
 from bench.gpu.record import Record
 
-TESTS = ("tests/worker/engines/test_triton.py", "tests/worker/gpu/test_triton_pointwise.py")
+TESTS = (
+    "tests/worker/engines/test_triton.py",
+    "tests/worker/gpu/test_triton_pointwise.py",
+    "tests/worker/numerics/test_log_sums.py",
+)
 ALONE = ("tests/worker/graphs/test_on_gpu.py",)
 """One process runs them, because they look at the memory of the whole card."""
 REHEARSED = ("tests/worker/graphs/test_setting_up.py",)

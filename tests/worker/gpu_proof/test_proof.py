@@ -28,7 +28,7 @@ from bench.gpu.plan import STEPS, TOTAL_S, Step, limit_of
 from bench.gpu.proof import ARCHIVE, keep, main, prove
 from bench.gpu.record import Record
 from bench.gpu.shapes import checkpoint
-from bench.gpu.steps import flashinfer, preflight
+from bench.gpu.steps import flashinfer, preflight, suites
 from tartlet_worker.attention.shape import Shape
 from tests.worker import flashinfer_shadow
 from tests.worker.gpu.test_ahead_of_time import built_before
@@ -237,6 +237,12 @@ def _without_the_first_column(see: Any) -> Any:
         return columns
 
     return seen
+
+
+def test_the_proof_runs_all_tests_whose_kernels_run_on_a_card_if_there_is_one(repo: Path) -> None:
+    files = (repo / "tests" / "worker").rglob("test_*.py")
+    found = {str(file.relative_to(repo)) for file in files if '\nDEVICE = "c' in file.read_text()}
+    assert found == {*suites.TESTS}
 
 
 def test_it_starts_where_nothing_is_installed(repo: Path) -> None:
