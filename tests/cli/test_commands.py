@@ -105,8 +105,7 @@ def test_config_tells_each_value_and_where_it_came_from(run_dir: Path) -> None:
     }
     file.write_text("[worker]\npage_sise = 8\n")
     refused = tartlet_cli(run_dir, "config", "--config", str(file))
-    assert refused.returncode == exits.USAGE
-    assert "page_sise" in refused.stderr
+    assert (refused.returncode, "page_sise" in refused.stderr) == (exits.USAGE, True)
 
 
 def test_a_program_is_launched_listed_messaged_followed_and_killed(server: Serving) -> None:
