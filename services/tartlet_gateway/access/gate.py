@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -37,6 +38,8 @@ NO_LONGER_ALLOWED: Final = 1008
 """The close code of a WebSocket whose key is no longer valid."""
 MOST_OPEN: Final = 1000
 """Requests, streams and WebSockets that one tenant may have open at a gateway."""
+MOST_TENANTS: Final = 4096
+"""Tenants that a gateway remembers though nothing of theirs runs, and nothing counts against their bounds."""
 
 
 class Gate:
@@ -66,7 +69,7 @@ class Gate:
         self._replicas = replicas
         self._clock = clock
         self._refused = refused or RefusedRequests()
-        self._tenants: dict[str, Tenant] = {}
+        self._tenants: dict[str, Tenant] = {}  # those used last behind
         self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,11 +159,19 @@ class Gate:
             limits.concurrency or default.concurrency,
         )
         rate = share(rate, self._replicas)
-        tenant = self._tenants.get(name)
-        if tenant is None:
-            tenant = self._tenants[name] = Tenant(rate, now_s)
+        tenant = self._tenants.pop(name, None) or Tenant(rate, now_s)
         tenant.change(rate, now_s)
+        self._tenants[name] = tenant  # behind those that were used before
+        if len(self._tenants) > MOST_TENANTS:
+            self._forget(now_s)
         return tenant
+
+    def _forget(self, now_s: float) -> None:
+        """Forget two of the tenants that were used longest ago, so that new ones don't add up; not one that is busy."""
+        for name in list(islice(self._tenants, 2)):
+            tenant = self._tenants.pop(name)
+            if name in self._open or not tenant.at_rest(now_s):
+                self._tenants[name] = tenant
 
 
 class _Admission:

@@ -162,6 +162,19 @@ class Tenant:
         if self.tokens is not None:
             self.tokens.take(tokens, now_s)
 
+    def at_rest(self, now_s: float) -> bool:
+        """Return whether a new tenant would be as this one: nothing runs, and its buckets are full.
+
+        Example:
+            >>> tenant = Tenant(Rate(requests_per_minute=60), 0.0)
+            >>> tenant.admit(0.0), tenant.end(0, 0.0)
+            (None, None)
+            >>> tenant.at_rest(0.5), tenant.at_rest(1.0)
+            (False, True)
+        """
+        buckets = (bucket for bucket in (self.requests, self.tokens) if bucket is not None)
+        return not self.running and all(bucket.full_s(now_s) <= 0 for bucket in buckets)
+
     def headers(self, now_s: float) -> list[tuple[bytes, bytes]]:
         """Return `x-ratelimit-*` for the bounds that there are.
 

@@ -70,3 +70,33 @@ async def test_streams_beyond_the_bound_are_refused_until_one_ends(monkeypatch: 
         go_on.set()
         assert [reply.status_code for reply in await asyncio.gather(*waiting)] == [200, 200]
         assert (await get("/other", "a")).status_code == 200
+
+
+async def test_tenants_that_rest_are_forgotten_and_busy_ones_keep_their_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MOST_TENANTS", 3)
+    go_on, waits, now_s = asyncio.Event(), asyncio.Event(), 0.0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/waits":
+            waits.set()
+            await go_on.wait()
+        await _nothing(scope, receive, send)
+
+    guarded: Any = gate.Gate(app, Named(), Rate(2, 0, 1), 1, clock=lambda: now_s)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://gateway") as client:
+
+        async def post(tenant: str, path: str = "/v1/chat/completions") -> int:
+            return (await client.post(path, headers={"authorization": f"Bearer {tenant}"})).status_code
+
+        waiting = asyncio.create_task(post("waits", "/waits"))
+        await waits.wait()
+        assert [await post("spent") for _ in range(3)] == [200, 200, 429]
+        assert [await post(str(at)) for at in range(20)] == [200] * 20
+        assert [await post("waits"), await post("spent")] == [429, 429], "nobody's counts are forgotten at once"
+        for at in range(20, 60):
+            now_s += 60.0
+            assert await post(str(at)) == 200
+        assert len(guarded._tenants) <= 4, "the last one, the one that waits, and at most two more"
+        assert await post("waits") == 429
+        go_on.set()
+        assert await waiting == 200
