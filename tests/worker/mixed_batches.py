@@ -10,7 +10,7 @@ from tartlet_worker.attention.base import AttentionBatch, TableColumns
 from tartlet_worker.pools import FAR, Pools
 from tests.worker.seeds import rng as fresh
 
-PAGES = 40
+PAGES = 64
 KINDS = ["decode", "append", "shuffled", "holes", "equal", "pages", "masked"]
 
 
@@ -23,9 +23,10 @@ class Batches:
         Args:
             seed: of the batches.
             size: tokens of a page.
-            pages: that there are. Each command takes at most `most` and four more.
+            pages: that there are. Each command takes at most `most` and five more: four for its tokens, one unseen.
             most: pages of a context.
         """
+        assert len(KINDS) * (most + 5) < pages, "a batch of as many commands as there are kinds may need more"
         self.rng, self.size, self.pages, self.most = fresh(f"flashinfer {seed} {size}"), size, pages, most
         self.free = self.rng.permutation(pages - 1).tolist()
 

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from tartlet_common.engine.step import Batch, Sample, Step, StepResult
 from tartlet_worker.pools import Pools
+from tartlet_worker.torch_engine.engine import TorchEngine
 from tests.worker.driver import changes, dist_batch, embed_batch, forward_batch, i32, sample_batch, u32
 
 SIZE = 4
@@ -187,3 +189,25 @@ def state(pools: Pools) -> dict[str, Any]:
             "plain": tables.plain, "count": tables.count,
         }.items()
     }  # fmt: skip
+
+
+def compare(mine: Sequence[StepResult], theirs: Sequence[StepResult]) -> None:
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.number == b.number
+        assert a.computed_tokens == b.computed_tokens, a.number
+        for x, y in zip(a.results, b.results, strict=True):
+            for column in ("status", "error", "token", "ended", "dist_token", "detail"):
+                assert np.array_equal(getattr(x, column), getattr(y, column)), (a.number, column)
+            np.testing.assert_allclose(x.logprob, y.logprob, atol=1e-4)
+
+
+def compare_pools(mine: TorchEngine, theirs: TorchEngine) -> None:
+    """Compare all that a later command could see. Pages hold nothing that no command stored, in either engine."""
+    for (name, a), (_, b) in zip(state(mine.pools).items(), state(theirs.pools).items(), strict=True):
+        assert np.array_equal(a, b), name
+    ours = mine.pools.kv[:, :, :PAGES].cpu()
+    torch.testing.assert_close(ours, theirs.pools.kv[:, :, :PAGES], atol=1e-4, rtol=1e-4)
+    pools = mine.pools
+    told = np.flatnonzero((pools.embed_position >= 0) & ~pools.embed_ended)
+    torch.testing.assert_close(pools.embeds[told].cpu(), theirs.pools.embeds[told], atol=1e-4, rtol=1e-4)
+    assert not mine.pools.kv[:, :, mine.pools.zero_page].any()

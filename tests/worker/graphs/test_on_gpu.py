@@ -11,8 +11,9 @@ from tartlet_worker.graphs.capture import CudaCapture
 from tartlet_worker.graphs.decoder import GraphDecoder
 from tartlet_worker.torch_engine.kv_budget import graph_bytes
 from tartlet_worker.torch_engine.memory import give_back_memory
+from tests.worker.graphs.decode_streams import compare, compare_pools
 from tests.worker.graphs.test_graph_decoder import Programs, plain_driver
-from tests.worker.graphs.test_two_in_flight import Rig, compare, compare_pools, drawn, plain
+from tests.worker.graphs.test_two_in_flight import Rig, drawn, plain
 
 pytestmark = [
     pytest.mark.gpu,

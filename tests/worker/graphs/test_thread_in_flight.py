@@ -9,8 +9,9 @@ from tartlet_common.engine.step import Step
 from tartlet_common.errors.registry import EngineFailure, MalformedSubmission
 from tartlet_worker.serving.engine_thread import EngineThread, Finished
 from tartlet_worker.torch_engine.engine import TorchEngine
+from tests.worker.graphs.decode_streams import compare
 from tests.worker.graphs.late_device import device_of
-from tests.worker.graphs.test_two_in_flight import compare, decoding, plain, recorded
+from tests.worker.graphs.test_two_in_flight import decoding, plain, recorded
 
 
 class Reports:

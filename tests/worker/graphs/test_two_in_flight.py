@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 
@@ -23,11 +22,14 @@ from tartlet_worker.torch_engine.engine import TorchEngine
 from tartlet_worker.torch_engine.loader import load_engine
 from tests.worker.driver import changes, dist_batch, embed_batch, forward_batch, i32, sample_batch, u32
 from tests.worker.families import checkpoint
-from tests.worker.graphs.decode_streams import PAGES, SIZE, Stream, state, with_stops
+from tests.worker.graphs.decode_streams import PAGES, SIZE, Stream, compare, compare_pools, with_stops
 from tests.worker.graphs.late_device import device_of
 from tests.worker.graphs.recorder import with_recorded_graphs
 from tests.worker.numerics import test_numerics as numerics
 from tests.worker.seeds import rng as fresh
+
+TURNS = 9
+"""How often tests draw random steps, at most, until enough of them are of the kind that they are about."""
 
 
 class Rig:
@@ -82,26 +84,22 @@ def drawn(name: str, seed: str, count: int, **how: Any) -> tuple[list[Step], lis
     return steps, [engine.step(step) for step in steps], engine
 
 
-def compare(mine: Sequence[StepResult], theirs: Sequence[StepResult]) -> None:
-    for a, b in zip(mine, theirs, strict=True):
-        assert a.number == b.number
-        assert a.computed_tokens == b.computed_tokens, a.number
-        for x, y in zip(a.results, b.results, strict=True):
-            for column in ("status", "error", "token", "ended", "dist_token", "detail"):
-                assert np.array_equal(getattr(x, column), getattr(y, column)), (a.number, column)
-            np.testing.assert_allclose(x.logprob, y.logprob, atol=1e-4)
+def as_one_at_a_time(
+    rig: Rig, name: str, seed: str, count: int, look: Callable[[], None] = lambda: None, **how: Any
+) -> list[StepResult]:
+    """Draw steps, some of which come late; compare what they tell and leave. `look` is called before each comes."""
+    steps, want, theirs = drawn(name, f"in flight {name} {seed}", count, **how)
+    rng = fresh(f"late {name} {seed}")
 
+    def late() -> bool:
+        look()
+        return bool(rng.random() < 0.1)
 
-def compare_pools(mine: TorchEngine, theirs: TorchEngine) -> None:
-    """Compare all that a later command could see. Pages hold nothing that no command stored, in either engine."""
-    for (name, a), (_, b) in zip(state(mine.pools).items(), state(theirs.pools).items(), strict=True):
-        assert np.array_equal(a, b), name
-    ours = mine.pools.kv[:, :, :PAGES].cpu()
-    torch.testing.assert_close(ours, theirs.pools.kv[:, :, :PAGES], atol=1e-4, rtol=1e-4)
-    pools = mine.pools
-    told = np.flatnonzero((pools.embed_position >= 0) & ~pools.embed_ended)
-    torch.testing.assert_close(pools.embeds[told].cpu(), theirs.pools.embeds[told], atol=1e-4, rtol=1e-4)
-    assert not mine.pools.kv[:, :, mine.pools.zero_page].any()
+    with device_of(rig.engine):
+        got = rig.run(steps, late)
+    compare(got, want)
+    compare_pools(rig.engine, theirs)
+    return got
 
 
 def replan(rig: Rig) -> list[bool]:
@@ -120,32 +118,33 @@ def replan(rig: Rig) -> list[bool]:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="FlashInfer itself may be there")
 def test_random_steps_over_flashinfer_with_a_plan_that_changes_give_what_they_give_one_at_a_time() -> None:
-    steps, want, theirs = drawn("qwen2-window", "in flight over flashinfer", 60)
-    rig, rng, dropped = recorded("qwen2-window", "flashinfer"), fresh("late over flashinfer"), list[list[bool]]()
+    ahead = changed = 0
+    for turn in range(TURNS):
+        rig, dropped = recorded("qwen2-window", "flashinfer"), list[list[bool]]()
 
-    def late() -> bool:
-        if len(rig.ahead) >= 3 and not dropped and len(rig.ahead[-1].rows.embed) > 4:
-            dropped.append(replan(rig))
-        return bool(rng.random() < 0.1)
+        def look(rig: Rig = rig, dropped: list[list[bool]] = dropped) -> None:
+            if len(rig.ahead) >= 3 and not dropped and len(rig.ahead[-1].rows.embed) > 4:
+                dropped.append(replan(rig))
 
-    with device_of(rig.engine):
-        got = rig.run(steps, late)
-    compare(got, want)
-    compare_pools(rig.engine, theirs)
-    assert len(rig.ahead) > 5
-    assert [len(found) for found in dropped] == [1]
-    assert not rig.decoder.layers[8]
+        as_one_at_a_time(rig, "qwen2-window", f"flashinfer {turn}", 60, look)
+        drops = sum(map(len, dropped))  # none if no step of as many rows came behind
+        assert drops == (not rig.decoder.layers[8])
+        ahead, changed = ahead + len(rig.ahead), changed + drops
+        if ahead > 5 and changed:
+            return
+    pytest.fail("few steps ran ahead, or no plan changed")
 
 
 @numerics.INTERPRETED
 def test_random_steps_over_triton_give_what_they_give_one_at_a_time() -> None:
-    steps, want, theirs = drawn("qwen3-norms", "in flight over triton", 24, lanes=2, odd=0.1)
-    rig, rng = recorded("qwen3-norms", "triton"), fresh("late over triton")
-    with device_of(rig.engine):
-        got = rig.run(steps, lambda: bool(rng.random() < 0.1))
-    compare(got, want)
-    compare_pools(rig.engine, theirs)
-    assert len(rig.ahead) > 2
+    ahead = 0
+    for turn in range(TURNS):
+        rig = recorded("qwen3-norms", "triton")
+        as_one_at_a_time(rig, "qwen3-norms", f"triton {turn}", 24, lanes=2, odd=0.1)
+        ahead += len(rig.ahead)
+        if ahead > 2:
+            return
+    pytest.fail("few steps ran ahead")
 
 
 @pytest.mark.parametrize(("name", "odd", "sampled"), [("llama3-grouped", 0.15, 8), ("qwen2-window", 0.4, 2)])
@@ -153,14 +152,15 @@ def test_random_steps_give_what_they_give_one_at_a_time(
     name: str, odd: float, sampled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoder_module, "sampled_rows", lambda *_: sampled)  # larger batches have no graph for that
-    steps, want, theirs = drawn(name, f"in flight {name} {odd}", 100, odd=odd)
-    rig, rng = recorded(name), fresh(f"late {name}")
-    with device_of(rig.engine):
-        got = rig.run(steps, lambda: bool(rng.random() < 0.1))
-    compare(got, want)
-    compare_pools(rig.engine, theirs)
-    assert len(rig.ahead) > 5
-    assert sum(int((answer.status == Status.SKIPPED).any()) for r in got for answer in r.results) > 5
+    ahead = skipped = 0
+    for turn in range(TURNS):
+        rig = recorded(name)
+        said = as_one_at_a_time(rig, name, f"{odd} {turn}", 100, odd=odd)
+        ahead += len(rig.ahead)
+        skipped += sum(int((answer.status == Status.SKIPPED).any()) for r in said for answer in r.results)
+        if min(ahead, skipped) > 5:
+            return
+    pytest.fail("few steps ran ahead, or few commands were skipped")
 
 
 def decoding(count: int, *, first: int = 6, stop: dict[int, int] | None = None, head: bool = False) -> list[Step]:
