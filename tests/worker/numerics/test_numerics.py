@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -101,29 +101,37 @@ def test_split_prefill_then_decode_gives_the_same(model: Model) -> None:
     close(np.concatenate(parts), truth(model))
 
 
-def bounded(model: Model, mine: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> None:
-    """Errors of bf16 are at most half more than those of transformers."""
-    if CONFIGS[model.name].get("num_experts"):  # rounding turns a router's choice for single tokens, there or here
-        assert np.median(mine) <= 1.5 * np.median(theirs)
-        return
-    assert np.sqrt((mine**2).mean()) <= 1.5 * np.sqrt((theirs**2).mean())
-    assert mine.max() <= 1.5 * theirs.max()
-
-
 @torch.no_grad()
+def bounded(model: Model, computed: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> None:
+    """Errors of bf16 logits, which `computed` gives for tokens, are at most half more than those of transformers."""
+
+    def errors(tokens: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        exact = truth(model, tokens)
+        return np.abs(computed(tokens) - exact), np.abs(truth(model, tokens, torch.bfloat16) - exact)
+
+    if not CONFIGS[model.name].get("num_experts"):
+        mine, theirs = errors(TOKENS)
+        assert np.sqrt((mine**2).mean()) <= 1.5 * np.sqrt((theirs**2).mean())
+        assert mine.max() <= 1.5 * theirs.max()
+        return
+    # Rounding turns a router's choice, there or here, after which a text's errors may be three times as large.
+    texts = [TOKENS, *fresh(f"texts for {model.name}").integers(0, 320, (6, len(TOKENS)))]
+    assert np.median([np.divide(*np.median(errors(text), (1, 2))) for text in texts]) <= 1.5
+
+
 def test_bf16_error_is_at_most_half_more_than_that_of_transformers(model: Model) -> None:
-    exact = truth(model)
-    d = engine(model, dtype="bfloat16")
-    got = np.concatenate([d.prefill(TOKENS[:40], [1, 2, 3, 4, 5]), d.prefill(TOKENS[40:], [1, 2, 3, 4, 5], first=40)])
-    mine, theirs = np.abs(got - exact), np.abs(truth(model, dtype=torch.bfloat16) - exact)
-    bounded(model, mine, theirs)
+    def computed(tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        d, pages = engine(model, dtype="bfloat16"), [1, 2, 3, 4, 5]
+        return np.concatenate([d.prefill(tokens[:40], pages), d.prefill(tokens[40:], pages, first=40)])
+
+    bounded(model, computed)
 
 
-def hidden_and_masked(model: Model, **options: Any) -> npt.NDArray[Any]:
-    """Logits [75, vocab] of TOKENS by prefill, by decode, with a mask, over pages with gaps and in another order."""
+def hidden_and_masked(model: Model, tokens: npt.NDArray[Any] = TOKENS, **options: Any) -> npt.NDArray[Any]:
+    """Logits [75, vocab] of tokens by prefill, by decode, with a mask, over pages with gaps and in another order."""
     d, pages = engine(model, **options), [11, 3, 30, 8, 1]
-    parts = [d.prefill(TOKENS[:21], pages)]
-    d.embed(TOKENS[21:40], range(100, 119), range(21, 40))
+    parts = [d.prefill(tokens[:21], pages)]
+    d.embed(tokens[21:40], range(100, 119), range(21, 40))
     mask = np.zeros((19, 5 * 16 + 19), bool)
     mask[:, :21] = True  # what is there
     mask[:, 80:] = np.tri(19, dtype=bool)  # and each other, causally: said by mask instead of by position
@@ -135,7 +143,7 @@ def hidden_and_masked(model: Model, **options: Any) -> npt.NDArray[Any]:
     d.ok(mask_batch(50, 0b11))
     for a, z in pairwise([*range(40, 40 + one_by_one(model, 35)), 75]):
         embeds = range(300, 300 + z - a)
-        d.embed(TOKENS[a:z], embeds, range(a, z))
+        d.embed(tokens[a:z], embeds, range(a, z))
         d.forward(ikv=[50, *pages[::-1], 60], iemb=embeds, okv=pages, okv_offset=a, oemb=embeds)
         parts.append(d.logits(embeds))
     return np.concatenate(parts)
@@ -145,12 +153,8 @@ def test_masks_decode_gaps_and_page_order_give_the_logits_of_transformers(model:
     close(hidden_and_masked(model), truth(model))
 
 
-@torch.no_grad()
 def test_bf16_error_of_masks_decode_gaps_and_page_order_is_bounded_alike(model: Model) -> None:
-    exact = truth(model)
-    mine = np.abs(hidden_and_masked(model, dtype="bfloat16") - exact)
-    theirs = np.abs(truth(model, dtype=torch.bfloat16) - exact)
-    bounded(model, mine, theirs)
+    bounded(model, lambda tokens: hidden_and_masked(model, tokens, dtype="bfloat16"))
 
 
 def a_prompt_with_clear_choices(model: Model) -> tuple[npt.NDArray[Any], list[int]]:
