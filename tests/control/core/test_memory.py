@@ -126,6 +126,21 @@ def run_ahead(host: Host, programs: list[Decoder]) -> None:
     raise AssertionError(f"these never end: {[p.guest.handle for p in programs if not p.guest.settled]}")
 
 
+def run_until(host: Host, begin: list[Decoder], holds: Callable[[], bool]) -> None:
+    """Queue the commands of these programs, and let all run until something holds."""
+    host.device_s = STEP_S
+    for program in begin:
+        program.begin()
+        for _ in range(program.tokens):
+            program.ask()
+    for _ in range(2000):
+        host.pump()
+        host.clock.advance(STEP_S if host.answer() else 0.06)
+        if holds():
+            return
+    raise AssertionError(f"it never holds: {[len(p.guest.tokens()) for p in begin]}")
+
+
 @functools.cache
 def undisturbed(go: Callable[[Host, list[Decoder]], None], seed: int) -> tuple[int, list[Decoder]]:
     """Returns how many steps a wave takes that has all the memory that it wants, and its programs."""
@@ -155,6 +170,18 @@ def test_at_one_and_a_half_times_the_memory_little_is_computed_again(
     computed = sum(p.at for p in programs)
     assert host.core.rebuilder.counters.tokens <= 0.2 * computed, (host.core.rebuilder.counters.tokens, computed)
     assert len(host.steps) <= 1.7 * steps, "programs wait for memory, and the engine never does"
+
+
+@pytest.mark.parametrize("order", LIVE)
+def test_a_program_that_waits_behind_suspended_ones_keeps_no_other_waiting(order: str) -> None:
+    host = Host(replace(OPTIONS, num_pages=220, num_embeds=4096, num_slots=256, max_batch_commands=4), order=order)
+    prompt = [5 + n % 97 for n in range(120)]
+    flood = [Decoder(host.start(tenant="flood", name="w"), prompt, 200) for _ in range(20)]
+    few = [Decoder(host.start(tenant="few", name="w"), prompt, 70) for _ in range(3)]
+    run_until(host, flood, lambda: sum(len(p.guest.tokens()) > 1 for p in flood) > 3)
+    run_until(host, few, lambda: all(len(p.guest.tokens()) > 30 for p in few))
+    assert host.core.rebuilder.waiting
+    assert [p.guest.killed for p in (*flood, *few)] == [None] * 23
 
 
 def test_an_idle_program_gives_way_and_goes_on_when_it_is_asked_to() -> None:

@@ -307,8 +307,8 @@ class Memory:
                 for queue in sorted(stalled, key=lambda q: self.turn(q.place, engine, now)):
                     self.stalled.pop(queue, None)
                     advance(queue)
-                    if queue in self.stalled:
-                        break
+                    if queue in self.stalled and not self.must_wait(queue.place):
+                        break  # there is no room, so there is none for those behind it
                 self._seen[engine] = self._state(engine)
 
     def _state(self, engine: EngineState) -> tuple[object, ...]:
