@@ -2,8 +2,8 @@
 
     python -m e2e.cluster.artifacts.cuda_image --modules DIR
 
-The build downloads 3.2 GB, and without `--modules` it compiles kernels for half an hour of a core, so no test runs it.
-The image has 7.3 GB, of which buildah keeps several copies while it commits them: have 40 GB of disk free.
+The build downloads 3.2 GB, and without `--modules` it compiles kernels for half an hour or more, so no test runs it.
+The image has 7.7 GB, of which buildah keeps several copies while it commits them: have 40 GB of disk free.
 `cuda_questions.py` runs in the image as in a pod of an EnginePool: as the image's user, with a root that can't be
 written, and with no network, not even that of the machine.
 """
