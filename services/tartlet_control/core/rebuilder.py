@@ -8,6 +8,7 @@ program doesn't notice, except by the time that this takes.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Final
 
 from tartlet_common.config.settings import ControlSettings
@@ -17,10 +18,12 @@ from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.places import pausing, taking
 from tartlet_control.core.places.coming import Pace, engine_for
 from tartlet_control.core.places.freeing import forget_freed, free_place
-from tartlet_control.core.places.memory import Memory, all_queues, pending, queues
+from tartlet_control.core.places.holding import all_queues, pending, queues
+from tartlet_control.core.places.memory import Memory
 from tartlet_control.core.queue_runner import QueueRunner
 from tartlet_control.core.trials import Trials
 from tartlet_control.order import book
+from tartlet_control.order.wanting import Turn
 from tartlet_control.rebuild import remaking, room, suspension, swapping
 from tartlet_control.rebuild.counters import Counters
 from tartlet_control.rebuild.logs import settle
@@ -239,7 +242,9 @@ class Rebuilder:
         pace = Pace(self.making)
         self._ahead = pace.ahead
         full: set[EngineState] = set()
-        for place in sorted(self.waiting, key=self._turn):
+        left = {p.recovery.gave_way for p in self.waiting if p.recovery is not None}
+        turns = {e: self._memory.turns(e, now) for e in left if e is not None and e in self._lifecycle.batchers}
+        for place in sorted(self.waiting, key=lambda p: self._turn(p, turns)):
             full |= pace.ahead
             if full.issuperset(place.model.engines):
                 if len(full) == len(self._lifecycle.batchers):
@@ -249,6 +254,8 @@ class Rebuilder:
             assert recovery is not None
             if chosen is None or chosen in full or (recovery.gave_way is not None and not pending(place)):
                 continue
+            if recovery.gave_way is not None and self._memory.before(place, turns.get(chosen, {}), chosen, now):
+                continue  # those behind it may be what comes before it
             blocked = recovery.suspect and (chosen in self.trials.running or self._makes(chosen))
             if blocked or not self._may_return(place, chosen) or not self._begin(place, chosen):
                 full.add(chosen)
@@ -260,13 +267,12 @@ class Rebuilder:
         """Whether another pump would begin more places at once, because the last one only ended for its pace."""
         return bool(self.waiting) and bool(self._ahead - Pace(self.making).ahead)
 
-    def _turn(self, place: Place) -> tuple[bool, int, bool, tuple[float, ...]]:
+    @staticmethod
+    def _turn(place: Place, turns: Mapping[EngineState, Mapping[Place, Turn]]) -> tuple[bool, int, Turn]:
         recovery, program = place.recovery, place.program
         assert recovery is not None
-        engine = recovery.gave_way
-        if engine is None or engine not in self._lifecycle.batchers:
-            return recovery.suspect, program.deaths, False, (float(program.created),)
-        return recovery.suspect, program.deaths, *self._memory.turn(place, engine, self._now)
+        of_engine = turns.get(recovery.gave_way, {}) if recovery.gave_way is not None else {}
+        return recovery.suspect, program.deaths, of_engine.get(place, (False, (float(program.created),)))
 
     def _may_return(self, place: Place, engine: EngineState) -> bool:
         """Return whether a program that gave way has its turn: none comes before it, and it wouldn't give way soon."""
@@ -274,8 +280,6 @@ class Rebuilder:
         assert recovery is not None
         if recovery.gave_way is None:
             return True
-        if self._memory.before(place, engine, self._now):
-            return False
         pages = engine.pools[PAGES]
         spare = min(pages.total // SPARE, pages.total - recovery.need[PAGES]) if engine.program_ids else 0
         need = (recovery.need[PAGES] + spare, recovery.need[EMBEDS] + room.FEWEST, recovery.need[SLOTS] + 1)

@@ -59,11 +59,12 @@ def over_share(held: Mapping[str, int], total: int, weights: Mapping[str, float]
         >>> over_share({"a": 7, "b": 2}, 10, {}), over_share({"a": 7, "b": 2}, 10, {"a": 3})
         (frozenset({'a'}), frozenset())
     """
-    shares = _shares(held, total, weights)
+    shares = shares_of(held, total, weights)
     return frozenset(t for t, count in held.items() if count > shares[t])
 
 
-def _shares(tenants: Iterable[str], total: int, weights: Mapping[str, float]) -> dict[str, float]:
+def shares_of(tenants: Iterable[str], total: int, weights: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of each tenant, in pages or what else `total` counts; `weights` are 1 for those not named."""
     weight = {tenant: weights.get(tenant, 1.0) for tenant in tenants}
     together = sum(weight.values())
     return {tenant: total * each / together for tenant, each in weight.items()}
@@ -101,7 +102,7 @@ def losing(
     held = dict.fromkeys((tenant, *(of for _, of, _ in kept)), 0)
     for _, of, count in kept:
         held[of] += count
-    shares = _shares(held, free + sum(held.values()), weights)
+    shares = shares_of(held, free + sum(held.values()), weights)
     if held[tenant] + asked > shares[tenant]:
         return []
     chosen: list[Any] = []
@@ -122,35 +123,38 @@ def yielding(
     credit: float = inf,
     *,
     tired: bool = False,
+    tenants: Iterable[str] = (),
 ) -> list[Holder]:
     """Return who gives way to a program that asks for pages, in order, until `asked` are free.
 
     Fewer than `asked` may come free; then the asker waits for programs that go before it, or for credit. While none of
-    the others goes on by itself, no credit is asked for: somebody always goes on.
+    the others goes on by itself, no credit is asked for, and resting programs give way to anybody: somebody always goes
+    on.
 
     Args:
-        asker: who asks; `held` without what it asks for.
+        asker: who asks; `held` is what it will hold, without `asked`.
         others: the other programs of the engine.
         asked: pages that aren't free.
         total: pages of the engine.
         weights: of tenants; 1 for those that aren't named.
         credit: tokens that may be computed again.
         tired: the asker has waited for long, so that tenants over their share give way to its own without credit.
+        tenants: further ones that have a share, because programs of theirs wait for the engine.
 
     Example:
         >>> old, new = Holder("old", "", 5, (1.0,)), Holder("new", "", 5, (2.0,))
         >>> [h.key for h in yielding(old, [new], 2, 10, {})], yielding(new, [old], 2, 10, {})
         (['new'], [])
     """
-    held = _held((asker, *others))
-    shares = _shares(held, total, weights)
+    moves = any(not other.rests and not other.stalled for other in others)
+    held = dict.fromkeys(tenants, 0) | _held((asker, *others))
+    shares = shares_of(held, total, weights)
     held[asker.tenant] += asked
 
     def over(tenant: str) -> bool:
         return held[tenant] > shares[tenant]
 
     first = all(asker.rank <= other.rank for other in others if not other.rests)
-    moves = any(not other.rests and not other.stalled for other in others)
     chosen: list[Holder] = []
 
     def affordable(holder: Holder) -> bool:
@@ -159,6 +163,8 @@ def yielding(
     def may(holder: Holder) -> bool:
         if not holder.may_yield or not holder.held:
             return False
+        if holder.rests and not moves:  # else the engine would stand still, and nobody had these pages
+            return True
         if holder.tenant != asker.tenant and over(holder.tenant) != over(asker.tenant):
             without = held[holder.tenant] - holder.held
             return over(holder.tenant) and (affordable(holder) or tired or without >= shares[holder.tenant])
@@ -216,7 +222,7 @@ def ending(
     if short <= 0:
         return []
     held = _held((asker, *others))
-    shares = _shares(held, total, weights)
+    shares = shares_of(held, total, weights)
     fixed = sorted((h for h in others if h.fixed), key=lambda h: (not h.idle, -h.created))
     chosen: list[Holder] = []
     if held[asker.tenant] + asked <= shares[asker.tenant]:

@@ -8,18 +8,21 @@ within its own, else the newest (Pie 5.2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from operator import itemgetter
 from typing import Final, Protocol
 
 from tartlet_common.clock import Clock
 from tartlet_common.errors.registry import OutOfPages, TartletError, TenantOverShare
 from tartlet_control.core.lifecycle import Lifecycle
+from tartlet_control.core.places.holding import busy, cost, num_held, pending, pool_of, queues, waited_s
 from tartlet_control.order import book
 from tartlet_control.order.credit import SHARE, Credit
+from tartlet_control.order.wanting import Turn, Wanting, turns
 from tartlet_control.order.yielding import Holder, ending, over_share, yielding
 from tartlet_control.tables.engines import EngineState
-from tartlet_control.tables.ledger import PAGES, POOL_NAMES, TABLES, Pool
-from tartlet_control.tables.page_tables import EngineTables
+from tartlet_control.tables.ledger import PAGES, POOL_NAMES, TABLES
 from tartlet_control.tables.programs import CommandQueue, Place
 
 RETRY_S: Final = 0.05
@@ -67,6 +70,8 @@ class Memory:
         self._credits: dict[EngineState, Credit] = {}
         self._seen_over: dict[EngineState, tuple[float, dict[str, int], frozenset[str]]] = {}
         self._seen: dict[EngineState, tuple[object, ...]] = {}
+        self._turns: dict[EngineState, tuple[dict[Place, Turn], Turn | None]] = {}
+        """While queues try again: the turns of programs without pages, and that of the first suspended one."""
         self._retried_s = 0.0
 
     # ---- who asks -------------------------------------------------------------------------------------------------
@@ -77,12 +82,11 @@ class Memory:
         if not self.suspender.waiting or engine is None or place.num_held(PAGES):
             return False
         now = self._clock.now()
+        turns, first = self._turns.get(engine, ({}, None))
+        if place in turns:
+            return first is not None and first < turns[place]
         turn = self.turn(place, engine, now)
-        return any(
-            other.recovery is not None and other.recovery.gave_way is engine and pending(other)
-            and self.turn(other, engine, now) < turn
-            for other in self.suspender.waiting
-        )  # fmt: skip
+        return any(self.turn(other, engine, now) < turn for other in self._suspended(engine))
 
     def find_room(self, place: Place, pool_index: int, asked: int) -> bool:
         """Let others give way until `asked` things of a pool come free; some are missing now.
@@ -142,6 +146,22 @@ class Memory:
         """Return where a program has its turn for memory: tenants within their share first, then by rank."""
         return place.program.tenant in self._over(engine, now), self.rank(place, engine, now)
 
+    def turns(self, engine: EngineState, now: float) -> dict[Place, Turn]:
+        """Return where programs without pages have their turn: suspended ones, and those that wait for their first."""
+        total = engine.pools[PAGES].total
+        wanting = {place: place.recovery.need[PAGES] for place in self._suspended(engine) if place.recovery}
+        for queue, stalled_on in self.stalled.items():
+            if stalled_on is engine and queue.place not in wanting and not queue.place.num_held(PAGES):
+                wanting[queue.place] = 1  # more isn't known before it asks
+        programs = [Wanting(p, p.program.tenant, self.rank(p, engine, now), need) for p, need in wanting.items()]
+        return turns(programs, self._shares(engine, now)[0], total, self.weights)
+
+    def _suspended(self, engine: EngineState) -> Iterator[Place]:
+        """Yield the suspended places of an engine that have something to do."""
+        for place in self.suspender.waiting:
+            if place.recovery is not None and place.recovery.gave_way is engine and pending(place):
+                yield place
+
     def _over(self, engine: EngineState, now: float) -> frozenset[str]:
         """Return the tenants that hold more than their share of an engine's pages."""
         return self._shares(engine, now)[1]
@@ -161,14 +181,6 @@ class Memory:
         self._seen_over[engine] = now, held, over
         return held, over
 
-    def _lifts(self, place: Place, engine: EngineState, now: float) -> bool:
-        """Return whether the tenant of a suspended place would be over its share with the place."""
-        held, _ = self._shares(engine, now)
-        tenant, recovery = place.program.tenant, place.recovery
-        assert recovery is not None
-        held = {**held, tenant: held.get(tenant, 0) + recovery.need[PAGES]}
-        return tenant in over_share(held, engine.pools[PAGES].total, self.weights)
-
     def _ask(self, place: Place, engine: EngineState, pool_index: int, asked: int, now: float) -> bool:
         """Suspend who gives way. Returns whether there is room already."""
         pool = pool_of(engine, pool_index)
@@ -176,6 +188,8 @@ class Memory:
         missing = asked - engine.takeable(pool_index, asked) - coming
         if missing > 0:
             asker, others = self._holders(place, engine, pool_index, now)
+            gets = asked if place.recovery is None else place.recovery.need[pool_index]
+            asker = replace(asker, held=asker.held + gets - missing)  # what is free counts as its tenant's, too
             error = OutOfPages(kind=POOL_NAMES[pool_index], total=pool.total)
             credit = self.credit(engine)
             for holder in yielding(
@@ -186,6 +200,7 @@ class Memory:
                 self.weights,
                 credit.most_spent,
                 tired=waited_s(place, now) >= FAIR_S,
+                tenants=self._shares(engine, now)[0],
             ):
                 if self.suspender.give_way(holder.key, error, now):
                     holder.key.recovery.owed = holder.cost
@@ -304,69 +319,44 @@ class Memory:
         for engine, stalled in by_engine.items():
             if late or self._seen.get(engine) != self._state(engine):
                 self._retried_s = now
-                for queue in sorted(stalled, key=lambda q: self.turn(q.place, engine, now)):
+                turns = self.turns(engine, now)
+                self._turns[engine] = turns, min((turns[p] for p in self._suspended(engine)), default=None)
+                ordered = [(turns.get(q.place) or self.turn(q.place, engine, now), q) for q in stalled]
+                for _, queue in sorted(ordered, key=itemgetter(0)):
+                    if self.must_wait(queue.place):
+                        continue
                     self.stalled.pop(queue, None)
                     advance(queue)
-                    if queue in self.stalled and not self.must_wait(queue.place):
-                        break  # there is no room, so there is none for those behind it
+                    if queue in self.stalled and self._goes_on(engine):
+                        break  # there will be room: those behind it don't take it
+                del self._turns[engine]
                 self._seen[engine] = self._state(engine)
+
+    def _goes_on(self, engine: EngineState) -> bool:
+        """Return whether room will come free by itself: anything computes on an engine, or is on its way off it."""
+        batcher = self._lifecycle.batchers[engine]
+        return bool(batcher.in_flight or batcher.waiting) or any(p.engine is engine for p in self.suspender.leaving)
 
     def _state(self, engine: EngineState) -> tuple[object, ...]:
         suspender = self.suspender
         free = (*(p.num_available for p in engine.pools), engine.tables.num_available)
         return (*free, len(suspender.leaving), len(suspender.waiting))
 
-    def before(self, place: Place, engine: EngineState, now: float) -> bool:
-        """Return whether a queue that waits for room on an engine comes before a suspended program."""
-        stalled = [q.place for q, e in self.stalled.items() if e is engine]
-        if not stalled:
-            return False
-        over, rank = self.turn(place, engine, now)
-        tenant, others = place.program.tenant, over or self._lifts(place, engine, now)
+    def before(self, place: Place, turns: Mapping[Place, Turn], engine: EngineState, now: float) -> bool:
+        """Return whether a queue that waits for room on an engine comes before a suspended program.
+
+        Args:
+            place: the suspended program.
+            turns: what `turns` returned.
+            engine: the engine that it left.
+            now: in seconds.
+        """
+        tenant = place.program.tenant
+        within = self.turn(place, engine, now)  # its own tenant's programs that have pages go by rank alone
+        own = turns.get(place, within)
         return any(
-            self.turn(other, engine, now) < (over if other.program.tenant == tenant else others, rank)
-            for other in stalled
+            turns[other] < own
+            if other in turns
+            else self.turn(other, engine, now) < (within if other.program.tenant == tenant else own)
+            for other in dict.fromkeys(q.place for q, e in self.stalled.items() if e is engine)
         )
-
-
-def pool_of(engine: EngineState, pool_index: int) -> Pool | EngineTables:
-    """Return a pool of an engine, or what has the numbers of its page tables."""
-    return engine.tables if pool_index == TABLES else engine.pools[pool_index]
-
-
-def num_held(place: Place, pool_index: int) -> int:
-    """Return how many things of a pool a place holds, or how many of its page tables have a number."""
-    if pool_index == TABLES:
-        return sum(table.number >= 0 for table in place.tables.values())
-    return place.num_held(pool_index)
-
-
-def cost(place: Place, engine: EngineState) -> int:
-    """Return about how many tokens are computed again if a place gives way; 0 if host memory has room for its pages."""
-    rows = place.num_rows
-    return 0 if rows <= engine.host.pool.num_free else rows * engine.spec.page_size
-
-
-def queues(place: Place) -> list[CommandQueue]:
-    """Return a program's own queues of a place."""
-    return [queue for queue in place.program.queues.values() if queue.place is place and queue.id >= 0]
-
-
-def all_queues(place: Place) -> list[CommandQueue]:
-    """Return the queues of a place, control's own too."""
-    return [queue for queue in place.program.queues.values() if queue.place is place]
-
-
-def pending(place: Place) -> bool:
-    """Return whether a place has commands that wait, or a grammar that no engine has compiled."""
-    return any(queue.pending for queue in queues(place)) or place.grammars.asked
-
-
-def waited_s(place: Place, now: float) -> float:
-    """Return for how long a program has waited for what comes next, in seconds."""
-    return now - min((q.thread.waits_since for q in queues(place) if q.thread.waits_since is not None), default=now)
-
-
-def busy(place: Place) -> bool:
-    """Return whether anything of a place waits or computes."""
-    return any(queue.pending or queue.dispatched > queue.settled for queue in queues(place))

@@ -13,7 +13,7 @@ from tartlet_control.calls.registry import RUNS_LAYERS
 from tartlet_control.calls.tables import Table
 from tartlet_control.core.lifecycle import Lifecycle
 from tartlet_control.core.places.freeing import free_place
-from tartlet_control.core.places.memory import all_queues, queues
+from tartlet_control.core.places.holding import all_queues, queues
 from tartlet_control.core.pool_orders import PoolOrders
 from tartlet_control.order.book import Thread
 from tartlet_control.placement.policies import Placement
