@@ -275,7 +275,7 @@ class Rebuilder:
         return recovery.suspect, program.deaths, of_engine.get(place, (False, (float(program.created),)))
 
     def _may_return(self, place: Place, engine: EngineState) -> bool:
-        """Return whether a program that gave way has its turn: none comes before it, and it wouldn't give way soon."""
+        """Return whether there is room to spare for a program that gave way; else let others give way to it."""
         recovery = place.recovery
         assert recovery is not None
         if recovery.gave_way is None:

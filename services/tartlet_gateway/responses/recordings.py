@@ -289,7 +289,7 @@ class Recordings:
         *,
         kept: bool = False,
     ) -> Recording:
-        """Follow a run. Its tenant's client stays open until its end."""
+        """Follow a run. The client of the run's tenant stays open until the run ends."""
         release = shelf.hold()
         recording = Recording(record, run, shelf, kept=kept)
         recording.gateway, recording.resume_s = self.gateway, self._resume_s

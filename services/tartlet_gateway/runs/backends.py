@@ -21,7 +21,7 @@ from tartlet_gateway.runs.models import Models
 log = logging.getLogger("tartlet.gateway")
 
 MOST_IDLE: Final = 128
-"""Tenants whose connections stay open though nothing uses them. Those that were used last are kept."""
+"""How many tenants keep open connections that nothing uses: those whose last request is the latest."""
 
 
 class Backend(NamedTuple):

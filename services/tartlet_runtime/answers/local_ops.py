@@ -180,7 +180,7 @@ class LocalOps:
         """Return GET_MODEL's answer once an engine has joined.
 
         Raises:
-            NoEngine: none has joined for `first_engine_s`.
+            NoEngine: no engine has joined for `first_engine_s`.
             UnknownModel: an engine has joined, of another model.
         """
         with contextlib.suppress(TimeoutError):

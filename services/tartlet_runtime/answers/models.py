@@ -130,7 +130,7 @@ class ModelTable:
         self._announced: list[control_pb2.ModelInfo] = []
         self._by_index: dict[int, ServedModel] = {}  # as control orders them: of one name's forms, the one to use first
         self.known = asyncio.Event()
-        """Set while control knows a model; clear until the first engine has joined."""
+        """The event is set while control knows a model, and so not before the first engine has joined."""
         self._seen: dict[Reach, list[ServedModel]] = {}  # what programs of a reach see, since the last change
         self._info: dict[int, bytes] = {}
         self._tokenizers: dict[str, AnyTokenizer] = {}

@@ -351,12 +351,15 @@ class Memory:
             engine: the engine that it left.
             now: in seconds.
         """
+        if not self.stalled:
+            return False
         tenant = place.program.tenant
         within = self.turn(place, engine, now)  # its own tenant's programs that have pages go by rank alone
         own = turns.get(place, within)
+        stalled = (queue.place for queue, stalled_on in self.stalled.items() if stalled_on is engine)
         return any(
             turns[other] < own
             if other in turns
             else self.turn(other, engine, now) < (within if other.program.tenant == tenant else own)
-            for other in dict.fromkeys(q.place for q, e in self.stalled.items() if e is engine)
+            for other in stalled
         )
